@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# R rows (a context and a level), H hidden size, V rows of the output matrix, P places, T teacher's vocabulary
+# R rows (a context and a level), H hidden size, V rows of the output matrix, P places
 
 # Rows whose logits are held at a time: on a CPU they should stay in its cache.
 _CHUNK = {"cpu": 128, "cuda": 8192}
@@ -45,40 +45,30 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The teacher's distribution over the draft vocabulary (EAGLE-3; Li et al., 2025).
+    """The teacher's distribution over the draft vocabulary (EAGLE-3; Li et al., 2025)."""
 
-    A row counts for nothing where the teacher's best token is outside the draft vocabulary.
-    """
-
-    # The teacher's final states of a batch, [P, H], its output matrix [T, H], and which state each row is up to, [R].
+    # The teacher's final states of a batch, [P, H], the draft vocabulary's rows of its output matrix [V, H], and which
+    # state each row is up to, [R].
     last_PH: Tensor
-    output_TH: Tensor
+    output_VH: Tensor
     place_R: Tensor
-    # The teacher's ids of the draft vocabulary, int64 [V]; None for all of them.
-    ids_V: Tensor | None
 
-    def teacher(self, rows_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The teacher's logits, [U, V], which of them a row is up to, [R], and whether it counts, bool [R] (None: yes).
+    def teacher(self, rows_R: Tensor) -> tuple[Tensor, Tensor]:
+        """The teacher's logits, [U, V], and which of them a row is up to, [R].
 
         Several levels are up to one state; its logits are computed once.
         """
         place_U, which_R = self.place_R[rows_R].unique_consecutive(return_inverse=True)
-        teacher_UV = F.linear(self.last_PH[place_U], self.output_TH)
-        if self.ids_V is None:
-            return teacher_UV, which_R, None
-        best_U1 = teacher_UV.max(-1, keepdim=True).values
-        teacher_UV = teacher_UV[:, self.ids_V]
-        return teacher_UV, which_R, (teacher_UV.max(-1, keepdim=True).values >= best_U1)[which_R, 0]
+        return F.linear(self.last_PH[place_U], self.output_VH), which_R
 
     def against(self, logits_RV: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor]:
-        teacher_UV, which_R, known_R = self.teacher(rows_R)
+        teacher_UV, which_R = self.teacher(rows_R)
         wanted_RV = teacher_UV.softmax(-1)[which_R]
         share_RV = logits_RV.softmax(-1)
         # log of the softmax's sum, from the greatest logit and its share.
         log_sum_R = logits_RV.max(-1).values.float() - share_RV.max(-1).values.float().log()
         loss_R = log_sum_R - (wanted_RV * logits_RV).sum(-1, dtype=torch.float32)
-        slope_RV = share_RV.sub_(wanted_RV)
-        return (loss_R, slope_RV) if known_R is None else (loss_R * known_R, slope_RV * known_R[:, None])
+        return loss_R, share_RV.sub_(wanted_RV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +97,14 @@ class Drawn:
         return loss_R, slope_RV
 
     def _drawn(self, logits_RV: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor]:
-        teacher_UV, which_R, known_R = self.distribution.teacher(rows_R)
+        teacher_UV, which_R = self.distribution.teacher(rows_R)
         noise_RV = self.temperature_R[rows_R, None] * self._gumbel(*logits_RV.shape)
         drawn_R1 = (noise_RV + teacher_UV[which_R]).max(-1, keepdim=True).indices
         share_RV = ((noise_RV + logits_RV) / SHARPNESS).softmax(-1)
         hit_R1 = share_RV.gather(1, drawn_R1)
         # Times s, so that a slope is as steep as that of greedy text.
         loss_R = -SHARPNESS * hit_R1[:, 0].clamp(min=1e-30).log()
-        slope_RV = share_RV.scatter_(1, drawn_R1, hit_R1 - 1).to(logits_RV.dtype)
-        return (loss_R, slope_RV) if known_R is None else (loss_R * known_R, slope_RV * known_R[:, None])
+        return loss_R, share_RV.scatter_(1, drawn_R1, hit_R1 - 1).to(logits_RV.dtype)
 
     def _gumbel(self, rows: int, vocabulary: int) -> Tensor:
         places = len(self.gumbel_L) - vocabulary

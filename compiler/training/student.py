@@ -46,9 +46,8 @@ class Student(nn.Module):
     # Weight of level i's loss is this to the power i: the choice of both Medusa-1 and EAGLE-3.
     DECAY = 0.8
 
-    # The teacher's output matrix and embedding; the teacher's ids that can be proposed (None for all), and their rows
-    # of the output matrix.
-    teacher_output_TH: Tensor
+    # The teacher's embedding; the teacher's ids that can be proposed (None for all), and their rows of its output
+    # matrix.
     embedding_TH: Tensor
     ids_V: Tensor | None
     output_VH: Tensor
@@ -57,11 +56,10 @@ class Student(nn.Module):
         super().__init__()
         self.levels, self.aux, dtype = levels, aux, compute_dtype(teacher.device)
         self.positions = teacher.config.max_positions
-        self.register_buffer("teacher_output_TH", teacher.output_VH.to(dtype), persistent=False)
         self.register_buffer("embedding_TH", teacher.embedding_VH.to(dtype), persistent=False)
         self.register_buffer("ids_V", None if ids_V is None else ids_V.to(teacher.device), persistent=False)
-        output_VH = self.teacher_output_TH if ids_V is None else self.teacher_output_TH[ids_V]
-        self.register_buffer("output_VH", output_VH, persistent=False)
+        output_VH = teacher.output_VH if ids_V is None else teacher.output_VH[ids_V]
+        self.register_buffer("output_VH", output_VH.to(dtype), persistent=False)
 
     def start_from(self, teacher: FrozenTeacher) -> None:
         """Sets what is trained to where the training begins, from the teacher's own weights where they serve."""
@@ -101,15 +99,22 @@ class Student(nn.Module):
         return self.losses(batch, features_NIH, there_NI * (decay_I / count_I.clamp(min=1)))
 
     def distribution_loss(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy with the teacher's distribution, weighted; and summed by level, [I]."""
+        """Cross-entropy with the teacher's distribution, weighted; and summed by level, [I].
+
+        Where the teacher wrote a token that the drafter cannot propose there is nothing to learn. On greedy text this
+        is EAGLE-3's rule, which asks for the teacher's best token; on sampled text it counts a place by the share of
+        the teacher's distribution that can be proposed.
+        """
+        if self.ids_V is not None:
+            weight_NI = weight_NI * torch.isin(batch.targets(self.levels), self.ids_V)
         rows_R = weight_NI.flatten().nonzero()[:, 0]
         place_R = batch.places(self.levels).flatten()[rows_R]
-        last_PH = batch.last_BSH.flatten(0, 1).to(self.teacher_output_TH.dtype)
-        teacher_TH, output_VH = self.teacher_output_TH, self.output(0).to(self.output_VH.dtype)
+        last_PH = batch.last_BSH.flatten(0, 1).to(self.output_VH.dtype)
+        teacher_VH, output_VH = self.output_VH, self.output(0).to(self.output_VH.dtype)
         if self.negatives is not None:
             ids = self._columns(batch)
-            teacher_TH, output_VH = teacher_TH[ids], output_VH[ids]
-        distribution = Distribution(last_PH, teacher_TH, place_R, self.ids_V)
+            teacher_VH, output_VH = teacher_VH[ids], output_VH[ids]
+        distribution = Distribution(last_PH, teacher_VH, place_R)
         target: Target = distribution
         if self.shared_noise:
             temperature_R = batch.temperatures().repeat_interleave(self.levels)[rows_R]
@@ -188,7 +193,7 @@ class Student(nn.Module):
         if self.ids_V is None:
             return {}
         ids_V = self.ids_V.cpu()
-        known_T = torch.zeros(len(self.teacher_output_TH), dtype=torch.bool)
+        known_T = torch.zeros(len(self.embedding_TH), dtype=torch.bool)
         known_T[ids_V] = True
         return {"d2t": ids_V - torch.arange(len(ids_V)), "t2d": known_T}
 

@@ -151,15 +151,18 @@ class FrozenTeacher:
         return self._run(ids_BS, position_BS, lambda layer, *rows: torch.stack(rows), None, layers)
 
     @torch.inference_mode()
-    def step(self, ids_BT: Tensor, position_BT: Tensor, caches: TextCaches, seen_BC: Tensor | None) -> Tensor:
-        """Logits [B, V] behind the last of T tokens that are written to the caches.
+    def step(
+        self, ids_BT: Tensor, position_BT: Tensor, caches: TextCaches, seen_BC: Tensor | None,
+        layers: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Logits [B, V] after the last of T tokens that are written to the caches, and ``states`` of all T.
 
         ``seen_BC`` says which columns hold tokens of a text, the new ones counted; None where all do.
         """
-        state_BTH = self._run(ids_BT, position_BT, caches.put, seen_BC, ())
+        states_BTA = self._run(ids_BT, position_BT, caches.put, seen_BC, layers)
         caches.length += ids_BT.shape[1]
         with self._products():
-            return self.decoder.head(state_BTH[:, -1])
+            return self.decoder.head(states_BTA[:, -1, : self.config.hidden]), states_BTA
 
     def _products(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)

@@ -25,7 +25,7 @@ from draftwood.tools.training.generate import batch_draws, engine_draws, generat
 from draftwood.tools.training.own_prompts import OwnPrompts, own_rows
 from draftwood.tools.training.rows import Message, Row, read_data, read_rows
 from draftwood.tools.training.schedule import stable_decay
-from draftwood.tools.training.states import States
+from draftwood.tools.training.states import FOLDER, States, path_of_states, usual_aux
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import Distilled, shuffled
 from draftwood.trees import RankPaths
@@ -275,25 +275,28 @@ def test_targets_equal_a_walk_over_the_texts(teacher: Path, distilled: Path) -> 
 
 
 def test_states_are_those_of_transformers(teacher: Path, distilled: Path, tmp_path: Path) -> None:
-    """Computed, cached, and read from a cache that only some texts fit in: all as the teacher alone gives them."""
+    """Computed, cached, kept while they were written, and where only some texts fit: those of transformers."""
     model, texts = FrozenTeacher.open(teacher), Distilled.open(distilled)
     theirs, text_B = LlamaForCausalLM.from_pretrained(teacher).eval().requires_grad_(False), np.array([50, 3, 79])
-    bytes_a_token = 3 * 32 * 2
-    whole = States(model, texts, (0, 1), tmp_path, len(texts.tokens_N) * bytes_a_token)
-    assert whole.fill() == 1 and whole.fill() == 0
-    small = States(model, texts, (0, 1), tmp_path / "small", len(texts.tokens_N) * bytes_a_token - 1)
-    assert small.fill() == 0 and not list((tmp_path / "small").iterdir())
-    for states in (whole, small):
+    size = len(texts.tokens_N) * (1 + len(usual_aux(model))) * 32 * 2
+    whole = States(model, texts, (0, 1), tmp_path, size)
+    assert whole.fill() == 2 and whole.fill() == 0
+    small = States(model, texts, (0, 1), tmp_path / "small", size - 1)
+    assert small.fill() == 1
+    kept = States(model, texts, (0, 1), distilled / FOLDER, size)
+    assert kept.fill() == 0
+    for states in (whole, small, kept):
         batch = states.batch(text_B)
         for row, text in enumerate(text_B):
             ids = torch.from_numpy(texts.tokens_of(text).astype(np.int64))[None]
             out = theirs.model(ids, output_hidden_states=True)
             size = ids.shape[1]
             assert torch.equal(batch.ids_BS[row, :size], ids[0])
+            size -= states is kept  # a text's last token was not fed when it was written
             entering = torch.cat([out.hidden_states[0], out.hidden_states[1]], -1)[0]
             for got, wanted in ((batch.last_BSH, out.last_hidden_state[0]), (batch.aux_BSF, entering)):
                 # bfloat16 products and storage; states of another slot or layer are off by 100 %.
-                assert (got[row, :size].float() - wanted).norm() < 0.02 * wanted.norm()
+                assert (got[row, :size].float() - wanted[:size]).norm() < 0.02 * wanted[:size].norm()
     with pytest.raises(RequestError, match="aux layers"):
         States(model, texts, (1, 3))
 
@@ -303,9 +306,11 @@ def test_another_text_meets_no_file_of_the_cache(teacher: Path, distilled: Path,
     States(model, texts, (), tmp_path, 10**9).fill()
     tokens_N = texts.tokens_N.copy()
     tokens_N[0] += 1
-    for other in (replace(texts, tokens_N=tokens_N), replace(texts, teacher="0" * 64)):
-        assert States(model, other, (), tmp_path, 10**9).fill() == 1
-    assert States(model, texts, (1,), tmp_path, 10**9).fill() == 1
+    for other, shards in ((replace(texts, tokens_N=tokens_N), 1), (replace(texts, teacher="0" * 64), 2)):
+        assert States(model, other, (), tmp_path, 10**9).fill() == shards
+    assert States(model, texts, usual_aux(model), tmp_path, 10**9).fill() == 0
+    names = {path_of_states(tmp_path, texts.teacher, aux, [3], texts.tokens_N[:3]) for aux in ((0, 1), (1,), (0, 1))}
+    assert len(names) == 2
 
 
 def test_epochs_hold_every_text_once_and_resume_in_place() -> None:
@@ -332,11 +337,11 @@ def test_head_loss_equals_autograd(kind: str) -> None:
     if kind == "written":
         target, wanted = Written(token), F.one_hot(token, 50).double()
     else:
-        target = Distribution(last, teacher, place, ids if kind == "subset" else None)
+        target = Distribution(last, teacher[ids] if kind == "subset" else teacher, place)
         logits = (last.double() @ teacher.double().T)[place]
         wanted = logits.softmax(-1)
         if kind == "subset":
-            wanted = logits[:, ids].softmax(-1) * torch.isin(logits.argmax(-1), ids)[:, None]
+            wanted = logits[:, ids].softmax(-1)
     leaves = [features.clone().requires_grad_(True), output.clone().requires_grad_(True)]
     loss, each = HeadLoss.apply(*leaves, weight, target, place.argsort())
     loss.backward()
@@ -355,7 +360,7 @@ def test_a_draw_is_learnt_under_the_noise_it_was_drawn_with() -> None:
     features, output, weight = torch.randn(rows, 8, requires_grad=True), torch.randn(vocabulary, 8), torch.rand(rows)
     last, place = torch.randn(rows, 8), torch.arange(rows)
     temperature = torch.tensor([0.0, 0.8, 1.0]).repeat(rows // 3)
-    target = drawn(Distribution(last, output, place, None), temperature, vocabulary, seed=5)
+    target = drawn(Distribution(last, output, place), temperature, vocabulary, seed=5)
     before = target.generator.get_state()
     noise = torch.zeros(rows, vocabulary)
     noise[temperature > 0] = target._gumbel(int((temperature > 0).sum()), vocabulary)
@@ -376,9 +381,7 @@ def test_a_draw_is_learnt_under_the_noise_it_was_drawn_with() -> None:
 def test_training_noise_is_standard_gumbel() -> None:
     """Mean and variance of 640 000 numbers, within six standard deviations of the two estimates."""
     torch.manual_seed(0)
-    target = drawn(
-        Distribution(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1), None), torch.ones(1), 10_000, seed=2
-    )
+    target = drawn(Distribution(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1)), torch.ones(1), 10_000, seed=2)
     count = len(target.gumbel_L)
     assert count == 640_000 and abs(float(target.gumbel_L.mean()) - 0.57722) < 6 * 1.2825 / count**0.5
     assert abs(float(target.gumbel_L.var()) - np.pi**2 / 6) < 6 * np.pi**2 / 6 * (4.4 / count) ** 0.5

@@ -298,4 +298,4 @@ def _distilled(texts: Sequence[tuple[list[int], list[int]]], temperature: float,
     index_W["start"] = np.cumsum(index_W["length"]) - index_W["length"]
     index_W["temperature"] = temperature
     tokens_N = np.array([token for prompt, new in texts for token in (*prompt, *new)], np.uint32)
-    return Distilled(tokens_N, index_W, checkpoint.digest(), "", tuple(checkpoint.config.eos))
+    return Distilled(tokens_N, index_W, (len(index_W),), checkpoint.digest(), "", tuple(checkpoint.config.eos))

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.precision import compute_dtype
@@ -28,6 +29,7 @@ from draftwood.tools.tokenizers import tokenizer_of
 from draftwood.tools.training.generate import batch_draws, generate
 from draftwood.tools.training.own_prompts import OwnPrompts, own_rows
 from draftwood.tools.training.rows import Row
+from draftwood.tools.training.states import FOLDER, LARGEST, Writing
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import INDEX
 from draftwood.version import __version__
@@ -77,9 +79,12 @@ class Prompts:
 
 def write_shard(
     model: FrozenTeacher, prompts: Prompts, ends: Sequence[int], folder: Path, shard: int, rows: int,
-    new_tokens: int, batch: int, temperatures: Sequence[float], told: Callable[[int], None],
+    new_tokens: int, batch: int, temperatures: Sequence[float], told: Callable[[int], None], states: Writing,
 ) -> None:  # fmt: skip
-    """Generates texts ``shard * rows`` and on, and writes tokens and index; ``told`` is called as ``generate`` does."""
+    """Generates texts ``shard * rows`` and on, and writes tokens, index and the teacher's states.
+
+    ``told`` is called as ``generate`` does.
+    """
     heat_of = partial(_heat, temperatures)
     numbers = range(shard * rows, (shard + 1) * rows)
     made = {number: prompt for number in numbers if (prompt := prompts(number))}
@@ -89,7 +94,8 @@ def write_shard(
         chosen = ordered[at : at + batch]
         # No two batches of a run share their noise.
         draws = batch_draws([heat_of(n) for n in chosen], (prompts.seed % 2**31 << 32) + chosen[0], model.device)
-        written = generate(model, [made[n] for n in chosen], draws, new_tokens, ends, told)
+        keep = partial(_keep, states, chosen, [len(made[n]) for n in chosen])
+        written = generate(model, [made[n] for n in chosen], draws, new_tokens, ends, told, keep, states.aux)
         texts.update({n: made[n] + new for n, new in zip(chosen, written, strict=True)})
     index = np.zeros(len(made), INDEX)
     index["length"] = [len(texts[n]) for n in made]
@@ -98,6 +104,7 @@ def write_shard(
     index["temperature"] = [heat_of(n) for n in made]
     index["source"] = [prompts.source(n) for n in made]
     tokens = np.concatenate([np.asarray(texts[n], dtype=np.uint32) for n in made] or [np.zeros(0, np.uint32)])
+    states.save(list(made), index["length"].tolist(), tokens)
     _save(folder / f"shard-{shard:04}.npy", tokens)
     _save(folder / f"shard-{shard:04}.index.npy", index)  # last: its presence says that the shard is whole
 
@@ -125,6 +132,11 @@ class Progress:
     def _record(self) -> dict[str, int]:
         rate = round(self.tokens / max(1e-9, time.monotonic() - self.began))
         return {"shard": self.shard, "new_tokens": self.tokens, "tokens_per_s": rate}
+
+
+def _keep(states: Writing, texts: Sequence[int], prompts: Sequence[int], rows: Sequence[int], fed_BTA: Tensor) -> None:
+    """Takes the states of ``rows`` of a batch, which are of ``texts``."""
+    states.take([texts[row] for row in rows], [prompts[row] for row in rows], fed_BTA)
 
 
 def _heat(temperatures: Sequence[float], number: int) -> float:
@@ -181,7 +193,7 @@ def distill(
         progress.shard = shard
         write_shard(
             model(), prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch, temperatures,
-            progress.told,
+            progress.told, Writing(model(), out / FOLDER, LARGEST[device.type]),
         )  # fmt: skip
         progress.whole()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from draftwood.compiler.training.teacher import FrozenTeacher, TextCaches
 from draftwood.runtime.speculation.sampling import Sampling, draw
 
-# B rows, P prompt columns, C all columns, T fed columns, V vocabulary
+# B rows, P prompt columns, C all columns, T fed columns, V vocabulary, A width of the states
 
 # Finished rows are dropped once they are this share of the batch: dropping copies the cache.
 _DROP_SHARE = 0.2
@@ -23,6 +23,9 @@ _FED = {"cpu": 2048, "cuda": 1 << 17}
 
 # One token a row, int64 [B]: of the logits [B, V], the numbers of the texts that the rows are of, and positions [B].
 Draws = Callable[[Tensor, Sequence[int], Tensor], Tensor]
+# Takes the texts' numbers and the teacher's states of the tokens that were fed, [B, T, A]; of a prompt that is shorter
+# than the others only the last columns count.
+Keep = Callable[[Sequence[int], Tensor], None]
 
 
 def generate(
@@ -32,14 +35,17 @@ def generate(
     new: int,
     ends: Sequence[int],
     told: Callable[[int], None] = lambda tokens: None,
+    keep: Keep | None = None,
+    layers: Sequence[int] = (),
 ) -> list[list[int]]:
     """Continues every prompt by up to ``new`` tokens; a text ends after its first end token, which it keeps.
 
     Args:
         prompts: B prompts of one or more token ids; similar lengths save padding.
         told: called after every step with how many tokens it wrote.
+        keep: called after every step with the states of what was fed: final ones, then those that enter ``layers``.
     """
-    rows = _Rows(teacher, prompts, new)
+    rows = _Rows(teacher, prompts, new, keep, layers)
     texts: list[list[int]] = [[] for _ in prompts]
     ends_ = torch.tensor(ends, dtype=torch.int64)
     open_B = torch.ones(len(prompts), dtype=torch.bool)
@@ -60,7 +66,11 @@ def generate(
 class _Rows:
     """The rows still being written: caches, left-padded mask, positions, and the tokens to feed next."""
 
-    def __init__(self, teacher: FrozenTeacher, prompts: Sequence[Sequence[int]], new: int) -> None:
+    def __init__(
+        self, teacher: FrozenTeacher, prompts: Sequence[Sequence[int]], new: int, keep: Keep | None,
+        layers: Sequence[int],
+    ) -> None:  # fmt: skip
+        self.keep_states, self.layers = keep, layers
         count, longest = len(prompts), max(map(len, prompts))
         feed_BP = torch.zeros(count, longest, dtype=torch.int64)
         seen_BC = torch.zeros(count, longest + new, dtype=torch.bool)
@@ -75,7 +85,7 @@ class _Rows:
 
     def step(self, teacher: FrozenTeacher, draws: Draws) -> Tensor:
         """Feeds what is pending and draws the next token of every row, int64 [B] on the host."""
-        logits_BV = torch.cat([self._logits(teacher, part) for part in self._parts()])
+        logits_BV = torch.cat([self._fed(teacher, part) for part in self._parts()])
         self.caches.length += self.feed_BT.shape[1]
         self.positions_BT = self.positions_BT[:, -1:] + 1
         drawn_B = draws(logits_BV, self.names, self.positions_BT[:, 0])
@@ -87,11 +97,15 @@ class _Rows:
         texts = max(1, _FED[self.feed_BT.device.type] // self.feed_BT.shape[1])
         return (slice(at, at + texts) for at in range(0, len(self.feed_BT), texts))
 
-    def _logits(self, teacher: FrozenTeacher, part: slice) -> Tensor:
+    def _fed(self, teacher: FrozenTeacher, part: slice) -> Tensor:
         """Feeds what is pending of some texts; their next logits, [texts, V]."""
         written = self.caches.length + self.feed_BT.shape[1]
         seen_BC = self.seen_BC[part, :written] if self.padded else None
-        return teacher.step(self.feed_BT[part], self.positions_BT[part], self.caches.part(part), seen_BC)
+        feed_BT, caches = self.feed_BT[part], self.caches.part(part)
+        logits_BV, states_BTA = teacher.step(feed_BT, self.positions_BT[part], caches, seen_BC, self.layers)
+        if self.keep_states is not None:
+            self.keep_states(self.names[part], states_BTA)
+        return logits_BV
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but these."""

@@ -34,6 +34,8 @@ class Distilled:
     tokens_N: np.ndarray
     # INDEX [W].
     index_W: np.ndarray
+    # How many of the texts each shard has.
+    shards: tuple[int, ...]
     # SHA-256 of the teacher, and of tokens and index together.
     teacher: str
     digest: str
@@ -65,7 +67,8 @@ class Distilled:
             offset += len(tokens)
         tokens_N, index_W = (np.concatenate(part) for part in zip(*shards, strict=True))
         digest = hashlib.sha256(tokens_N.tobytes() + index_W.tobytes()).hexdigest()
-        return cls(tokens_N, index_W, settings["teacher"], digest, tuple(settings["ends"]))
+        counts = tuple(len(index) for _, index in shards)
+        return cls(tokens_N, index_W, counts, settings["teacher"], digest, tuple(settings["ends"]))
 
     def held_out(self) -> np.ndarray:
         """bool [W]: a fixed twentieth, chosen by corpus row, so that both texts of one prompt fall together."""

@@ -28,7 +28,7 @@ from draftwood.errors import RequestError
 from draftwood.tools.made_from import damaged
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
-from draftwood.tools.training.states import States
+from draftwood.tools.training.states import FOLDER, LARGEST, States
 from draftwood.tools.training.students import begin, go_on
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import Distilled, by_length, shuffled
@@ -38,8 +38,6 @@ from draftwood.version import __version__
 
 # Held-out texts that are looked at on the way; at the end all of them are.
 _GLANCE = 128
-# Of the teacher's states on disk, beside the texts; what does not fit is computed whenever it is read.
-_CACHE_BYTES = 8 * 10**9
 # Texts a batch when nothing is trained.
 _WIDE = 32
 
@@ -146,8 +144,7 @@ def train(
     if start is not None:
         settings["start"] = go_on(drafter, kind, start, model)
     run = Run(out, drafter, learning_rate, settings)
-    # A GPU computes the states of a batch sooner than a disk gives them.
-    states = States(model, texts, drafter.aux, distilled / "states", 0 if device.type == "cuda" else _CACHE_BYTES)
+    states = States(model, texts, drafter.aux, distilled / FOLDER, LARGEST[device.type])
     _fill(run, states, train_W, valid_W, team)
     saved = run.step
     for record in _steps(run, states, train_W, Length(steps, minutes), batch, seed, log_every, team):

@@ -101,7 +101,7 @@ class Eagle3Student(Student):
         config = {
             "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
             **asdict(self.sizes), "hidden_act": "silu", "attention_bias": False,
-            "vocab_size": len(self.teacher_output_TH), "draft_vocab_size": len(self.output_VH),
+            "vocab_size": len(self.embedding_TH), "draft_vocab_size": len(self.output_VH),
             "max_position_embeddings": self.positions, "target_hidden_size": self.fc.in_features // len(self.aux),
             "tie_word_embeddings": False, "torch_dtype": "bfloat16",
             # The ids again, under the name that leaves no doubt that states entering the layers are meant.

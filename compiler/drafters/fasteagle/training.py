@@ -97,7 +97,7 @@ class FastEagleStudent(Student):
         tensors |= self._scaled(tensors, self.scale) | self.maps()
         config = {
             "architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": self.levels,
-            **asdict(self.sizes), "vocab_size": len(self.teacher_output_TH), "draft_vocab_size": len(self.output_VH),
+            **asdict(self.sizes), "vocab_size": len(self.embedding_TH), "draft_vocab_size": len(self.output_VH),
             "target_hidden_size": self.fc.in_features // len(self.aux), "aux_layer_ids": list(self.aux),
         }  # fmt: skip
         write_folder(folder, tensors, config)
