@@ -537,7 +537,12 @@ def test_a_subset_is_written_in_the_published_layout(folder: Path, tmp_path: Pat
     batch = States(model, texts, loaded.aux).batch(np.arange(8))
     ranks, targets = loaded.ranks(batch, 16, loaded.frozen(batch)), batch.targets(2)
     # Nine candidates at most, and a token outside of them is never found.
-    assert ranks[torch.isin(targets, known)].max() < 9 and (ranks[~torch.isin(targets, known)] == 16).all()
+    there = torch.isin(targets, known)
+    assert ranks[there].max() < 9 and (ranks[~there] == 16).all()
+    # Such a token teaches nothing.
+    features, weight = loaded.frozen(batch).requires_grad_(), torch.ones_like(targets, dtype=torch.float32)
+    (gradient,) = torch.autograd.grad(loaded.distribution_loss(batch, features, weight)[0], features)
+    assert torch.equal(gradient.abs().sum(-1) > 0, there)
 
 
 def layer_shapes(at: str, width: int) -> dict[str, tuple[int, ...]]:
