@@ -8,6 +8,8 @@ column's scale and then the row's. The bias is added last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,8 @@ LARGEST = 127
 LEAST = 2.0**-100
 # So many products of int8 sum exactly in fp32, in any order: 1024 * 127 * 128 < 2 ** 24.
 _EXACT_INPUTS = 1024
+# So many columns are made fp32 at a time, in memory that is used again.
+_OUTPUTS = 512
 # Rows of onnxruntime's fast kernels are uint8 with zero at 128 (signed rows have none before AVX-VNNI-INT8).
 _ZERO_POINT = 128
 
@@ -33,9 +37,14 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def products(x: Tensor, weight: Tensor) -> Tensor:
     """int32 [T, O] of int8 [T, H] and [H, O], exact on every machine."""
-    total_TO = torch.zeros((*x.shape[:-1], weight.shape[1]), dtype=torch.int32, device=x.device)
-    for left, right in zip(x.split(_EXACT_INPUTS, -1), weight.split(_EXACT_INPUTS), strict=True):
-        total_TO += (left.float() @ right.float()).to(torch.int32)
+    lefts = [left.float() for left in x.split(_EXACT_INPUTS, -1)]
+    return torch.cat([_summed(lefts, part) for part in weight.split(_OUTPUTS, 1)], -1)
+
+
+def _summed(lefts: Sequence[Tensor], weight: Tensor) -> Tensor:
+    total_TO = torch.zeros((*lefts[0].shape[:-1], weight.shape[1]), dtype=torch.int32, device=weight.device)
+    for left, right in zip(lefts, weight.split(_EXACT_INPUTS), strict=True):
+        total_TO += (left @ right.float()).to(torch.int32)
     return total_TO
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from draftwood.kernels import onnx_forms
+from draftwood.kernels import nbits, onnx_forms
 from draftwood.kernels.nbits import BLOCK, packed_blocks, rounded_blocks
 
 # T rows, H inputs, O outputs, B blocks
@@ -67,6 +67,23 @@ def test_the_reference_is_the_product_of_rounded_rows(bits: int, zeros: bool) ->
     # What rounding changes is seen, and small.
     exact = x.double() @ layer.matrix.t() + layer.bias
     assert 1e-4 < float((want - exact).norm() / exact.norm()) < 0.02
+
+
+@FORMS
+def test_the_reference_unpacks_no_more_than_a_piece_at_a_time(
+    bits: int, zeros: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x, sizes = Layer(bits, zeros), noise(5, H, seed=4), list[int]()
+    unpacked, want = nbits._unpacked, layer(x)
+
+    def counted(packed: Tensor, *given: int) -> Tensor:
+        sizes.append(len(packed) if packed.ndim == 3 else 0)
+        return unpacked(packed, *given)
+
+    monkeypatch.setattr(nbits, "_unpacked", counted)
+    monkeypatch.setattr(nbits, "TOGETHER", 7 * H)
+    assert (layer(x) - want).abs().max() <= TOLERANCE * want.abs().max()
+    assert max(sizes) == 7 and sum(sizes) == O
 
 
 @FORMS

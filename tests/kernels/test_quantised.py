@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from draftwood.kernels import onnx_forms
+from draftwood.kernels import onnx_forms, quantised
 from draftwood.kernels.quantised import LEAST, products, quantise_rows
 from draftwood.runtime.engines.sessions import products_saturate
 
@@ -52,7 +52,11 @@ def exported(layer: Layer, path: Path, *more: str, exact: bool = False, cpu: boo
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def test_products_are_those_of_whole_numbers(weights: tuple[Tensor, Tensor, Tensor]) -> None:
+@pytest.mark.parametrize("outputs", [7, 512], ids=["in pieces", "whole"])
+def test_products_are_those_of_whole_numbers(
+    weights: tuple[Tensor, Tensor, Tensor], outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantised, "_OUTPUTS", outputs)
     left = torch.randint(-127, 128, (5, H), dtype=torch.int8)
     left[0], largest = 127, torch.full((H, 1), -128, dtype=torch.int8)
     assert torch.equal(products(left, weights[0]).long(), left.long() @ weights[0].long())
