@@ -13,7 +13,7 @@ Shape suffixes: N distinct contexts, D depth of the longest path.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Final, Literal, Self
 
@@ -57,6 +57,8 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sampled: _Count
     tasks: tuple[str, ...]
     sources: dict[str, _Count]
+    # Digests of the models, by what each is; empty if unknown.
+    models: dict[str, str] = {}
     # Distinct contexts, and ranks of all their paths.
     rows: _Count
     ranks: _Count
@@ -109,6 +111,7 @@ class Calibration:
     Args:
         sources: how far each source has been counted, by a name of the caller's choice; what makes a run
             resumable. A merge keeps the farther of two.
+        models: digests of the models whose paths are counted, by what each is; empty if unknown.
 
     Example:
         >>> calibration = Calibration()
@@ -120,6 +123,7 @@ class Calibration:
 
     def __init__(self) -> None:
         self.sources: dict[str, int] = {}
+        self.models: dict[str, str] = {}
         self._grouped = self._sampled = 0
         self._tasks: tuple[str, ...] = ("",)
         self._contexts = _empty()
@@ -186,7 +190,10 @@ class Calibration:
         self._sampled += sampled
 
     def merge(self, other: Calibration) -> None:
-        """Add all contexts of `other`."""
+        """Add all contexts of `other`; TreeError if they are known to be of other models."""
+        if self.models and other.models and (name := differing(self.models, other.models)):
+            raise TreeError(f"calibration: the counts are of two {name}s; give those of one")
+        self.models = self.models or other.models
         self._settle()
         other._settle()
         self._combine(other._tasks, other._contexts)
@@ -231,6 +238,7 @@ class Calibration:
             sampled=self._sampled,
             tasks=self._tasks,
             sources=dict(sorted(self.sources.items())),
+            models=dict(sorted(self.models.items())),
             rows=len(contexts.counts_N),
             ranks=int(inside_ND.sum()),
             sha256=hashlib.sha256(payload).hexdigest(),
@@ -245,7 +253,7 @@ class Calibration:
         if hashlib.sha256(payload).hexdigest() != header.sha256:
             raise TreeError(f"{where}: damaged: its columns do not have the digest in its first line; calibrate again")
         result = cls()
-        result._tasks, result.sources = header.tasks, header.sources
+        result._tasks, result.sources, result.models = header.tasks, header.sources, header.models
         result._contexts = _columns(payload, header, where)
         result._grouped, result._sampled = header.grouped, header.sampled
         _check(result._contexts, header, where)
@@ -292,6 +300,11 @@ def _short(path: tuple[int, ...]) -> tuple[int, ...]:
     if max(path, default=0) >= END or len(path) > END:
         raise TreeError(f"rank path {path!r}: expected ranks and a length below {END}; end it where candidates end")
     return path
+
+
+def differing(models: Mapping[str, str], others: Mapping[str, str]) -> str | None:
+    """The first model, by what it is, that is another one there."""
+    return next((name for name in sorted({*models, *others}) if models.get(name) != others.get(name)), None)
 
 
 def fold_of(group: str) -> int:

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from draftwood.errors import RequestError
+from draftwood.errors import RequestError, TreeError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy import widest_gear
 from draftwood.tools.cli import main
@@ -21,7 +22,7 @@ from draftwood.tools.commands.calibrate import figures, parse_temperatures
 from draftwood.tools.lab.counting import CANDIDATES, Job, count, count_all, jobs, visited
 from draftwood.tools.prompts import read_prompts
 from draftwood.trees.calibration import Calibration
-from draftwood.trees.calibration_file import read_calibration
+from draftwood.trees.calibration_file import read_calibration, write_calibration
 
 TOKENS = 10
 
@@ -127,6 +128,37 @@ def test_answers_behind_documents_are_counted_at_their_lengths(
     assert 0 < len(read_calibration(tmp_path / "less.bin").sources) < len(counted.sources)
 
 
+def test_counts_of_other_models_are_not_added(
+    prompts: Path, tiny_bundle: Path, tiny_draft_bundles: dict[str, Path], tmp_path: Path, call: Callable[..., str]
+) -> None:
+    """Neither to a file of another drafter nor to one that does not say whose counts it holds."""
+    options = ["--prompts", prompts, "--max-new-tokens", 4, "--out"]
+    stats, unknown = tmp_path / "stats.bin", tmp_path / "unknown.bin"
+    assert main(["calibrate", str(tiny_bundle), *map(str, [*options, stats])]) == 0
+    before, counted = stats.read_bytes(), read_calibration(stats)
+    manifest = Bundle.open(tiny_bundle).manifest
+    assert manifest.drafter and counted.models == {
+        "teacher": manifest.teacher.digest,
+        "drafter": manifest.drafter.digest,
+    }
+    other = tiny_draft_bundles["eagle3"]
+    assert "holds counts of another drafter; take another --out" in call("calibrate", other, *options, stats)
+    assert stats.read_bytes() == before
+    counted.models = {}
+    write_calibration(counted, unknown)
+    assert "nothing says of which models" in call("calibrate", tiny_bundle, *options, unknown)
+
+
+def test_a_teachers_answers_are_not_added_to_those_of_another(work: list[Job], tmp_path: Path) -> None:
+    """By whichever process they were counted."""
+    stats = Calibration()
+    stats.merge(Calibration.from_bytes(count(work[0]), "job"))
+    assert stats.models == work[0].models and work[0].models.keys() == {"teacher", "drafter"}
+    strange = replace(work[1], models={**work[1].models, "teacher": "another"})
+    with pytest.raises(TreeError, match="the counts are of two teachers"):
+        list(count_all([strange], stats, None))
+
+
 @pytest.mark.parametrize("text", ["", "warm", "-1", "0,inf", "nan"])
 def test_temperatures_that_are_none(text: str) -> None:
     with pytest.raises(RequestError, match="--temperature"):
@@ -138,9 +170,7 @@ def test_refusals(
 ) -> None:
     out = ["--out", str(tmp_path / "stats.bin")]
     assert "if it is a teacher, give --drafter" in call("calibrate", tiny_teacher, *out)
-    assert "no weights; expected the folder of a drafter" in call(
-        "calibrate", tiny_teacher, "--drafter", tmp_path, *out
-    )
+    assert "DRAFTERLESS" in call("calibrate", tiny_teacher, "--drafter", tmp_path, *out)
     assert not (tmp_path / "stats.bin").exists()
 
 

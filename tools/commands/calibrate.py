@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -87,6 +87,9 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
         raise RequestError(
             f"{bundle.folder}: has no {'tokenizer' if bundle.manifest.drafter else 'drafter'} to count with"
         )
+    _claim(
+        calibration, args.out, {"teacher": bundle.manifest.teacher.digest, "drafter": bundle.manifest.drafter.digest}
+    )
     share_threads()
     engine, prompts = open_engine(bundle), read_prompts(args.prompts)
     if args.behind is not None:
@@ -121,10 +124,22 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
     temperatures = parse_temperatures(args.temperature)
     drafter = resolve(args.drafter).resolve()
     work = jobs(prompts, teacher, drafter, temperatures=temperatures, max_new_tokens=args.max_new_tokens)
+    if work:
+        _claim(calibration, args.out, work[0].models)
     with executor_of(args.workers) as executor:
         for number, _ in enumerate(count_all(work, calibration, executor), 1):
             write_calibration(calibration, args.out)
             _say(f"{number} of {len(work)} jobs, {calibration.contexts.total} contexts")
+
+
+def _claim(calibration: Calibration, out: Path, models: Mapping[str, str]) -> None:
+    """Notes of which models the counts are; RequestError if there are counts of others, or nothing says whose."""
+    from draftwood.trees.calibration import differing
+
+    if calibration.contexts.total and (name := differing(calibration.models, models)):
+        whose = f"of another {name}" if calibration.models else "and nothing says of which models"
+        raise RequestError(f"--out {out}: holds counts {whose}; take another --out, or remove it")
+    calibration.models = dict(models)
 
 
 def _say(what: str) -> None:
@@ -132,27 +147,27 @@ def _say(what: str) -> None:
 
 
 def _behind(prompts: list[Prompt], args: argparse.Namespace, tokenizer: Tokenizer, context: int) -> list[Prompt]:
-    """The prompts behind documents as ``--behind`` asks, those that leave an answer room in a text of ``context``."""
+    """The prompts after documents as ``--behind`` asks, those that leave an answer room in a text of ``context``."""
     from draftwood.tools.documents import behind_in_turn
 
     lengths = [int(part) if part.isdecimal() else -1 for part in args.behind.split(",")]
     if min(lengths) < 0:
         raise RequestError(f"--behind {args.behind}: expected tokens of 0 or more, separated by commas, such as 0,512")
-    found = behind_in_turn(prompts, lengths, tokenizer, context - args.max_new_tokens)
-    if len(found) < len(prompts):
+    fitting = behind_in_turn(prompts, lengths, tokenizer, context - args.max_new_tokens)
+    if len(fitting) < len(prompts):
         _say(f"--behind {max(lengths)}: a text has {context} tokens at most; what is longer is left out")
-    return found
+    return fitting
 
 
 def parse_temperatures(text: str) -> tuple[float, ...]:
     """Temperatures, each once, from ``0,0.8``."""
     try:
-        found = tuple(sorted({float(part) for part in text.split(",")}))
+        temperatures = tuple(sorted({float(part) for part in text.split(",")}))
     except ValueError:
-        found = (-1.0,)
-    if not all(0 <= temperature < float("inf") for temperature in found):
+        temperatures = (-1.0,)
+    if not all(0 <= temperature < float("inf") for temperature in temperatures):
         raise RequestError(f"--temperature {text}: expected numbers of 0 or more, separated by commas, such as 0,0.8")
-    return found
+    return temperatures
 
 
 def _workers(given: str) -> int | str:
@@ -182,7 +197,7 @@ def executor_of(workers: int | str) -> Iterator[Executor | None]:
 
 
 def figures(calibration: Calibration) -> dict[str, Any]:
-    """What the statistics hold, as plain values."""
+    """The content of the statistics, as plain values."""
     from draftwood.trees.calibration import UNKNOWN_BIN
 
     contexts = calibration.contexts

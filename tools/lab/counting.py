@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options, Result
 from draftwood.runtime.engines import Engine
@@ -131,6 +130,8 @@ class Job:
     conversations: tuple[tuple[Prompt, ...], ...]
     temperature: float
     max_new_tokens: int
+    # Digests of teacher and drafter.
+    models: Mapping[str, str]
 
 
 def jobs(
@@ -143,10 +144,13 @@ def jobs(
     size: int = JOB_SIZE,
 ) -> list[Job]:
     """The prompts in jobs of ``size`` conversations, each temperature apart; a name stands for all that is in one."""
+    from draftwood.compiler.drafters.registry import open_drafter
     from draftwood.compiler.teachers.checkpoint import Checkpoint
 
     whole = [tuple(turns) for turns in by_conversation(prompts)]
-    digests = f"{Checkpoint.open(teacher).digest()} {_drafter_digest(drafter)} {max_new_tokens} {LEVELS}"
+    checkpoint = Checkpoint.open(teacher)
+    models = {"teacher": checkpoint.digest(), "drafter": open_drafter(drafter, checkpoint).digest()}
+    digests = f"{models['teacher']} {models['drafter']} {max_new_tokens} {LEVELS}"
     made = []
     for temperature in temperatures:
         for at in range(0, len(whole), size):
@@ -160,16 +164,10 @@ def jobs(
                     conversations=part,
                     temperature=temperature,
                     max_new_tokens=max_new_tokens,
+                    models=models,
                 )
             )
     return made
-
-
-def _drafter_digest(folder: Path) -> int:
-    files = sorted(path for path in folder.rglob("*") if path.suffix in (".safetensors", ".pt", ".bin"))
-    if not files:
-        raise RequestError(f"--drafter {folder}: no weights; expected the folder of a drafter")
-    return zlib.crc32(b"".join(file.read_bytes() for file in files))
 
 
 def count_all(work: Sequence[Job], calibration: Calibration, executor: Executor | None) -> Iterator[Job]:
@@ -186,7 +184,7 @@ def count(job: Job) -> bytes:
     text, model, drafter = _loaded(job.teacher, job.drafter)
     turns, texts = _answers(job, text, model)
     calibration = Calibration()
-    calibration.sources[job.name] = 1
+    calibration.sources[job.name], calibration.models = 1, dict(job.models)
     if not len(texts.index_W):
         return calibration.to_bytes()
     found = _contexts(job, turns, texts, model, drafter)
@@ -255,7 +253,7 @@ def _loaded(teacher: Path, drafter: Path) -> tuple[Tokenizer, Any, Any]:
 
 
 def _answers(job: Job, text: Tokenizer, model: Any) -> tuple[list[Prompt], Distilled]:
-    """The answers to every turn, a later one behind the answer to the one before: the turns, and their texts.
+    """The answers to every turn, a later one after the answer to the one before: the turns, and their texts.
 
     A conversation ends where it grows too long for the teacher.
     """

@@ -13,9 +13,12 @@ from typing import Any
 
 from draftwood.errors import RequestError
 from draftwood.files import read_text, write_whole
+from draftwood.manifest import MANIFEST_FILE
 from draftwood.runtime.tuned import machine_name
 from draftwood.tools.lab.machine import memory, processor
 from draftwood.tools.lab.suite import Suite
+from draftwood.tools.made_from import MadeFrom, changed, made_from
+from draftwood.tools.prompts import split_family
 from draftwood.version import __version__
 
 FILE = "manifest.json"
@@ -47,11 +50,17 @@ def begin(folder: Path, suite: Suite) -> None:
     """Writes the manifest of a run, or adds this machine and command to the one that goes on.
 
     Raises:
-        RequestError: the folder holds a run of another suite, whose rows would not fit.
+        RequestError: the folder holds a run of another suite or of files that have changed, whose rows would not fit.
     """
     command = {"command": shlex.join(["draftwood", *sys.argv[1:]]), "began": _now()}
     if not (folder / FILE).exists():
-        fresh = {"version": VERSION, "suite": suite.builtins(), "machines": [machine()], "commands": [command]}
+        fresh = {
+            "version": VERSION,
+            "suite": suite.builtins(),
+            "from": measured_from(suite),
+            "machines": [machine()],
+            "commands": [command],
+        }
         write_record(folder, fresh)
         return
     value = read_record(folder)
@@ -68,10 +77,19 @@ def begin(folder: Path, suite: Suite) -> None:
         raise RequestError(
             f"--out {folder}: holds a run of other prompts, bundles, another model, engine or seed; take another --out"
         )
+    if reason := changed(value.get("from"), measured_from(suite)):
+        raise RequestError(f"--out {folder}: holds rows of other files: {reason}; take another --out")
     here = machine()
     value["machines"] += [here] if here not in value["machines"] else []
     value["commands"].append(command)
     write_record(folder, value)
+
+
+def measured_from(suite: Suite) -> MadeFrom:
+    """The files that rows are measured from; a manifest stands for its bundle."""
+    files = {f"--prompts {name}": Path(split_family(name)[1]) for name in suite.prompts}
+    files |= {f"--bundle {name}": Path(folder) / MANIFEST_FILE for name, folder in suite.bundles.items()}
+    return made_from(files | {"--model": Path(suite.checkpoint) if suite.checkpoint else None}, {})
 
 
 def write_record(folder: Path, value: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,33 @@ def test_a_folder_of_another_run_is_refused(
     suite_file.write_text(suite_file.read_text().replace("rounds = 2", "rounds = 3"))
     assert cli.main(["evaluate", "--suite", str(suite_file), "--out", str(tiny_run)]) == 2
     assert "asked otherwise of 'turns'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("replaced", ["--prompts", "--bundle second"])
+def test_a_run_does_not_go_on_with_files_that_have_changed(
+    replaced: str, suite_file: Path, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equal names, other content."""
+    prompts, second = tmp_path / "prompts.jsonl", tmp_path / "second"
+    prompts.write_text('{"prompt": "the cat sat"}\n')
+    shutil.copytree(tiny_bundle, second)
+    suite_file.write_text(re.sub('second = "[^"]*"', f'second = "{second}"', suite_file.read_text()))
+    line = ["evaluate", "--suite", str(suite_file), "--out", str(tmp_path / "run"), "--sections", "lengths"]
+    assert cli.main(line := [*line, "--prompts", str(prompts)]) == 0
+    if replaced == "--prompts":
+        prompts.write_text('{"prompt": "the hat sat"}\n')
+    else:
+        fields = json.loads((second / "manifest.json").read_text())
+        (second / "manifest.json").write_text(
+            json.dumps(fields | {"provenance": fields["provenance"] | {"draftwood": "another"}})
+        )
+    rows = (tmp_path / "run" / FILE).read_bytes()
+    capsys.readouterr()
+    assert cli.main(line) == 2
+    assert re.search(
+        f"holds rows of other files: {replaced}.* has changed; take another --out", capsys.readouterr().err
+    )
+    assert (tmp_path / "run" / FILE).read_bytes() == rows
 
 
 def test_bundles_of_the_command_take_the_place_of_the_suites(
