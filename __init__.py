@@ -42,10 +42,10 @@ def build(request: BuildRequest, out: str | Path, progress: Callable[[str], None
 
     Args:
         request: what to build (`BuildRequest`). A drafter that no tree of it is drafted by is left out.
-        progress: is told each stage by name.
+        progress: called with the name of each stage.
 
     Raises:
-        UserError: the inputs do not fit; nothing is left behind.
+        UserError: the inputs do not fit; nothing is left over.
     """
     from pathlib import Path
 

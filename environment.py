@@ -1,4 +1,4 @@
-"""What this machine has of Ascend's stack, found without importing any of it.
+"""The parts of Ascend's stack on this machine, found without importing any of it.
 
 torch_npu installs on any Linux machine but loads only where CANN is. Without CANN it breaks its neighbours:
 torch loads it as a backend while torch itself is imported, and transformers imports whatever torch_npu it

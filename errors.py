@@ -1,4 +1,4 @@
-"""What can go wrong, in two families.
+"""Errors in two families.
 
 DraftwoodError
 ├── UserError            the input is wrong: one line, exit code 2, no traceback

@@ -99,7 +99,7 @@ def _other_encoding(content: bytes) -> str | None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file beside ``path`` and renames it, so that ``path`` never holds half of it; OSError if that fails."""
+    """Writes a file next to ``path`` and renames it, so that ``path`` never holds half of it; OSError if that fails."""
     part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         part.write_bytes(content)
@@ -112,9 +112,9 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def cache_home() -> Path:
     """Where this user's programs keep what they can make again; OSError without a home."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
+    named = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return Path(given) if given.startswith("/") else Path.home() / ".cache"
+        return Path(named) if named.startswith("/") else Path.home() / ".cache"
     except RuntimeError as error:
         raise OSError(str(error)) from error
 

@@ -20,7 +20,7 @@ from draftwood.planned import Gear as Gear
 
 SCHEMA_VERSION = 15
 MANIFEST_FILE = "manifest.json"
-# A text beside every other in which tokens are looked up, where one was given. A token of it takes 0.5 KB when opened.
+# A text in which tokens are looked up besides each text's own, if one was given; 0.5 KB a token when opened.
 CORPUS_FILE = "lookup/corpus.txt"
 MOST_CORPUS_BYTES = 1 << 20
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
@@ -79,7 +79,7 @@ class TensorSignature(_Struct, frozen=True):
 
 
 class StepSignature(_Struct, frozen=True, kw_only=True):
-    """What one step takes and gives. ``aliases`` maps an output to the input whose buffer it is written into."""
+    """Inputs and outputs of one step. ``aliases`` maps an output to the input whose buffer it is written into."""
 
     name: Name
     kind: GraphKind
@@ -123,7 +123,7 @@ class GraphSignature(StepSignature, frozen=True, kw_only=True):
 class Tree(_Struct, frozen=True):
     """A draft tree: ``file`` holds its rank paths and the tensorized buffers.
 
-    A budget tree has no file, for the drafter chooses its shape at every step: M = ``rows`` - 1 nodes, of at most
+    A budget tree has no file, since the drafter chooses its shape at every step: M = ``rows`` - 1 nodes, of at most
     ``depth``, grown by ``width`` candidates a node.
     """
 
@@ -162,9 +162,9 @@ class Teacher(_Struct, frozen=True):
 
 
 class Drafter(_Struct, frozen=True):
-    """What proposes tokens: ``levels`` positions ahead, ``candidates`` ranked tokens at each."""
+    """A drafter proposes tokens: ``levels`` positions ahead, ``candidates`` ranked tokens at each."""
 
-    # The compiler's name of it; what a runtime needs to know of a kind is said by the fields below and by the graphs.
+    # The compiler's name of it; what a runtime needs to know of a kind stands in the fields below and by the graphs.
     kind: Name
     digest: Digest
     levels: Size
@@ -193,11 +193,11 @@ class Precision(_Struct, frozen=True):
 
 
 class GraphSet(_Struct, frozen=True):
-    """What was lowered for one target: the graphs of one rank of it, over one file of weights.
+    """All that was lowered for one target: the graphs of one rank of it, over one file of weights.
 
     All ranks of a target have the same graphs; a rank's weights alone say which part of the model it computes.
 
-    ``onnx`` is what onnxruntime runs. ``ge`` is for an Ascend NPU: one ``.air`` file a graph, beside its text, and
+    ``onnx`` is what onnxruntime runs. ``ge`` is for an Ascend NPU: one ``.air`` file a graph, next to its text, and
     ``atc.sh``. Graphs of one name are siblings in all sets; a decode graph of ``ge`` may have more rows than one.
     """
 
@@ -218,7 +218,7 @@ class GraphSet(_Struct, frozen=True):
 
 
 class File(_Struct, frozen=True):
-    """What the manifest vouches for."""
+    """A file that the manifest vouches for."""
 
     bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     sha256: Digest
@@ -259,18 +259,18 @@ class Manifest(_Struct, frozen=True):
         return self.quantised or bool(self.drafter and self.drafter.config.get("quantised"))
 
     def graph_set(self, target: str, rank: int = 0) -> GraphSet | None:
-        """What was lowered for a target and rank, if anything was."""
-        return next((one for one in self.graph_sets if (one.target, one.rank) == (target, rank)), None)
+        """The graph set of a target and rank, if it was lowered."""
+        return next((graphs for graphs in self.graph_sets if (graphs.target, graphs.rank) == (target, rank)), None)
 
     def rank_sets(self, target: str) -> tuple[GraphSet, ...]:
         """The graph sets of all ranks of a target, in order; none where nothing was lowered for it."""
-        found = (one for one in self.graph_sets if one.target == target)
-        return tuple(sorted(found, key=lambda one: one.rank))
+        sets = (graphs for graphs in self.graph_sets if graphs.target == target)
+        return tuple(sorted(sets, key=lambda one: one.rank))
 
     def graphs_of(self, target: str, rank: int = 0) -> tuple[GraphSignature, ...]:
         """The graphs of a target and rank; none where nothing was lowered for it."""
-        found = self.graph_set(target, rank)
-        return found.graphs if found else ()
+        graphs = self.graph_set(target, rank)
+        return graphs.graphs if graphs else ()
 
 
 def heads_of_rank(heads: int, ranks: int) -> int:
@@ -284,12 +284,12 @@ def cache_names(layers: int) -> list[str]:
 
 
 def settled_names(layers: int) -> list[str]:
-    """Names of the settled blocks that a graph of kind ``bitwise`` reads beside its caches, in the same order."""
+    """Names of the settled blocks that a graph of kind ``bitwise`` reads besides its caches, in the same order."""
     return [f"settled_{name}" for name in cache_names(layers)]
 
 
 def draft_cache_names(layers: int) -> list[str]:
-    """The same of the drafter's own caches."""
+    """Names of the drafter's own caches, in call order."""
     return [f"draft_{name}" for name in cache_names(layers)]
 
 
@@ -309,14 +309,14 @@ def texts_accept_name(draws: str, texts: int, rows: int) -> str:
 
 
 def texts_signature(one: StepSignature, texts: int) -> StepSignature:
-    """That of the graph which steps or drafts for so many texts at once, of that for one: what each text has under its
-    own names, the caches of all last; of a step logits, choices and features of all rows together."""
+    """The signature for so many texts at once, from that for one: every text has inputs and outputs of its own,
+    the caches of all come last, and logits, choices and features of a step are those of all rows together."""
     names = [str(text) for text in range(texts)]
     together = [spec for spec in one.outputs if one.kind == "step" and spec.name in TEACHER_RESULTS]
 
     def of_all(specs: Iterable[TensorSignature], caches: Container[str]) -> list[TensorSignature]:
-        own = [spec for spec in specs if spec not in together]
-        small, last = ([spec for spec in own if (spec.name in caches) is kept] for kept in (False, True))
+        each = [spec for spec in specs if spec not in together]
+        small, last = ([spec for spec in each if (spec.name in caches) is cached] for cached in (False, True))
         return [_of_text(spec, text) for part in (small, last) for text in names for spec in part]
 
     return StepSignature(
@@ -349,7 +349,7 @@ def file_digest(path: Path) -> str:
 
 
 def list_file(path: Path) -> File:
-    """What ``files`` says of a file."""
+    """The entry of a file in ``files``."""
     return File(bytes=path.stat().st_size, sha256=file_digest(path))
 
 

@@ -12,7 +12,7 @@ opened, and E goes down to 2^-39: G is cut off at 27, by which the law of a draw
 The numbers come from a cipher of the id under a key of the position: a Feistel network over two halves of 16 bits.
 Philox, whose stream numpy promises, makes the key of seed and position on the host. What is done for an id are
 additions, products, shifts right and masks of non-negative numbers below 2^31, so int32 of any machine gives the same
-bits, with floor division and remainder in the place of shift and mask, too.
+bits, with floor division and remainder instead of shift and mask, too.
 
 Shape suffixes: n ids, V vocabulary, B blocks, L ids of a block, I positions.
 """
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Ids of one block; the sixth power of two, for a lane is six bits of a number.
+# Ids of one block; the sixth power of two, since a lane is six bits of a number.
 BLOCK = 64
 
 # Five pass every test that was made of them, four do not.
@@ -40,7 +40,7 @@ _KEYS = 1024
 
 
 class Key(NamedTuple):
-    """What seed and position make of the cipher: three whole numbers a round, int32 [rounds] or [rounds, I, 1].
+    """The cipher's numbers by seed and position: three whole numbers a round, int32 [rounds] or [rounds, I, 1].
 
     The latter are those of I positions at once, for ids [I, n].
     """
@@ -90,8 +90,8 @@ def rounds(upper: Any, lower: Any, key: Key) -> tuple[Any, Any]:
 def gumbels(ids: NDArray[np.int32], key: Key) -> NDArray[np.float64]:
     """G of some ids, float64 as ``ids``: standard Gumbel, between -4 and 27."""
     blocks = ids >> 6
-    own, least, lane = _numbers(ids, blocks, key)
-    return -np.log(np.where(lane == (ids & (BLOCK - 1)), 0.0, own) + least)
+    drawn, least, lane = _numbers(ids, blocks, key)
+    return -np.log(np.where(lane == (ids & (BLOCK - 1)), 0.0, drawn) + least)
 
 
 def gumbel_row(vocabulary: int, key: Key) -> NDArray[np.float64]:
@@ -102,8 +102,8 @@ def gumbel_row(vocabulary: int, key: Key) -> NDArray[np.float64]:
 def block_gumbels(blocks_n: NDArray[np.int32], key: Key) -> NDArray[np.float64]:
     """G of all ids of some blocks, float64 [n, 64]: ``gumbels`` of them, with each block's number made once."""
     ids_nL: NDArray[np.int32] = np.add.outer(blocks_n * BLOCK, np.arange(BLOCK, dtype=np.int32))
-    own, least_n, lane_n = _numbers(ids_nL.reshape(-1), blocks_n, key)
-    own_nL = own.reshape(ids_nL.shape)
+    drawn, least_n, lane_n = _numbers(ids_nL.reshape(-1), blocks_n, key)
+    own_nL = drawn.reshape(ids_nL.shape)
     own_nL[np.arange(blocks_n.size), lane_n] = 0.0
     own_nL += least_n[:, None]
     np.log(own_nL, out=own_nL)
@@ -133,7 +133,7 @@ def _numbers(
 
 
 def _exponential(upper: NDArray[np.int32], lower: NDArray[np.int32]) -> NDArray[np.float64]:
-    """-log(1 - u), u in the middle of its step of 2^-32: fine where it is small, for there it wins."""
+    """-log(1 - u), u in the middle of its step of 2^-32: fine when it is small, because then it wins."""
     uniform = upper * 2.0**16
     uniform += lower
     uniform += 0.5

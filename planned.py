@@ -35,7 +35,7 @@ class Gear(_Struct, frozen=True):
     ascending, all of equally many rows.
 
     ``graph`` and ``draft`` are set by a build: ``graph`` verifies, ``draft`` drafts, None for plain decoding. Where the
-    drafting graph has a cache and a KV length, ``-kv{slots}`` stands behind the name. `LOOKUP` is no graph: the tree's
+    drafting graph has a cache and a KV length, ``-kv{slots}`` stands after the name. `LOOKUP` is no graph: the tree's
     tokens are looked up in the text.
     """
 
@@ -66,12 +66,12 @@ class Gear(_Struct, frozen=True):
 
 def named_gears(shapes: Iterable[tuple[tuple[str, ...], int]]) -> tuple[Gear, ...]:
     """A gear for each pair of trees (by confidence class) and KV length, named after them."""
-    found: dict[str, Gear] = {}
+    gears: dict[str, Gear] = {}
     for (tree, *others), slots in shapes:
         base = f"{tree.removesuffix('-class-0')}-kv{slots}"
-        name = next(one for one in (base, *(f"{base}-{n}" for n in range(2, 999))) if one not in found)
-        found[name] = Gear(name=name, tree=tree, slots=slots, class_trees=tuple(others))
-    return tuple(found.values())
+        name = next(free for free in (base, *(f"{base}-{n}" for n in range(2, 999))) if free not in gears)
+        gears[name] = Gear(name=name, tree=tree, slots=slots, class_trees=tuple(others))
+    return tuple(gears.values())
 
 
 class LengthEase(_Struct, frozen=True):
@@ -83,7 +83,7 @@ class LengthEase(_Struct, frozen=True):
 
 
 class Prior(_Struct, frozen=True):
-    """What was counted of one sampling class.
+    """The counts of one sampling class.
 
     ``confidence`` is the share of steps in each confidence class; ``reached``, of each tree and in each class, the
     share of steps that come to each level; ``first`` that of the drafter's best first candidate, from which trees are
@@ -102,23 +102,26 @@ class Prior(_Struct, frozen=True):
         _check_distribution("confidence", self.confidence)
         if any(len(classes) != len(self.confidence) for classes in self.reached.values()):
             raise ValueError(f"reached: expected {len(self.confidence)} classes of every tree, as of confidence")
-        every = [("first", (self.first,)), *((name, own) for name, classes in self.reached.items() for own in classes)]
+        every = [
+            ("first", (self.first,)),
+            *((name, shares) for name, classes in self.reached.items() for shares in classes),
+        ]
         for name, levels in every:
             if list(levels) != sorted(levels, reverse=True) or not all(0 <= share <= 1 for share in levels):
                 raise ValueError(f"reached: {levels} of {name}, expected shares from 0 to 1 that never rise")
-        tokens = [one.tokens for one in self.lengths]
+        tokens = [entry.tokens for entry in self.lengths]
         if tokens != sorted(set(tokens)) or min(tokens, default=0) < 0:
             raise ValueError(f"lengths: expected ascending numbers of tokens, got {tokens}")
-        if any(not abs(one.ease) <= MOST_EASE for one in self.lengths):
+        if any(not abs(entry.ease) <= MOST_EASE for entry in self.lengths):
             raise ValueError(f"lengths: expected log-odds from -{MOST_EASE:g} to {MOST_EASE:g}")
 
     def ease_at(self, length: int) -> float:
         """The ease of a text that begins after ``length`` tokens."""
-        return next((one.ease for one in reversed(self.lengths) if length >= one.tokens), 0.0)
+        return next((entry.ease for entry in reversed(self.lengths) if length >= entry.tokens), 0.0)
 
 
 class StepTime(_Struct, frozen=True):
-    """What a step of a gear takes behind a text of ``length`` tokens, draft, verify and host together.
+    """The time of a step of a gear after a text of ``length`` tokens, draft, verify and host together.
 
     ``late`` are tokens that the drafter's caches were behind, beyond those of one step; the time is that of a launch of
     ``texts`` texts, all with this gear.
@@ -138,7 +141,7 @@ class StepTime(_Struct, frozen=True):
 
 
 class Planning(_Struct, frozen=True):
-    """What a policy knows of the gears. ``bounds`` are the confidences at which classes begin, but the first: none for
+    """A policy's knowledge of the gears. ``bounds`` are the confidences at which classes begin, but the first: none for
     one class.
 
     ``sampled`` is None where only greedy text was counted; ``times`` are empty without a latency table.
@@ -157,7 +160,7 @@ class Planning(_Struct, frozen=True):
                 raise ValueError(f"confidence: {len(prior.confidence)} classes, expected {len(self.bounds) + 1}")
 
     def prior(self, greedy: bool) -> Prior:
-        """What was counted of a sampling class, or of the other one where that is all there is."""
+        """The counts of a sampling class, or of the other one if that is all there is."""
         return self.greedy if greedy or self.sampled is None else self.sampled
 
 
@@ -168,6 +171,6 @@ def _check_distribution(name: str, shares: tuple[float, ...]) -> None:
 
 
 def log_odds(share: float) -> float:
-    """Of a share, kept away from 0 and 1."""
+    """The log-odds of a share, kept away from 0 and 1."""
     share = min(max(share, LEAST_SHARE), 1 - LEAST_SHARE)
     return log(share / (1 - share))

@@ -115,8 +115,8 @@ def npu_problem(torch_npu: str | None, cann: str | None) -> str:
 
 def least_cann(features: Iterable[str]) -> str:
     """The release that has all of these; those that are not in the table need none."""
-    found = [need.cann for need in LEAST if need.feature in set(features)]
-    return max(found, key=release, default="")
+    least = [need.cann for need in LEAST if need.feature in set(features)]
+    return max(least, key=release, default="")
 
 
 def release(version: str) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ _FUSED_SCHEMA = (
     "int antiquant_mode=0, int key_antiquant_mode=0, int value_antiquant_mode=0, "
     "bool softmax_lse_flag=False) -> (Tensor, Tensor)"
 )
-# Beside its named parameters the reference may ignore inner_precise, which chooses between kernels; any other
+# Besides its named parameters the reference may ignore inner_precise, which chooses between kernels; any other
 # argument away from its default is refused.
 _DEFAULTS = {"pre_tokens": 2147483647, "next_tokens": 2147483647}
 

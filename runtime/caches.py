@@ -1,7 +1,7 @@
 """Memory for the caches of texts: a budget, who is admitted, and the caches of ended texts, which are kept.
 
 A text is admitted with all that it can come to need, so none is ever put out again. What is left of the budget keeps
-ended texts, the least recently used goes first: a prompt that begins like one of them starts behind what they share.
+ended texts, the least recently used goes first: a prompt that begins like one of them starts after what they share.
 One that goes on with nearly all of it takes its caches over, as a chat's next turn does; another one copies the part.
 """
 
@@ -33,7 +33,7 @@ TEXTS_A_PLACE = 2
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a text asks for: its prompt, how long it may become, and the KV length that its prompt goes into."""
+    """The wishes of a text: its prompt, how long it may become, and the KV length that its prompt goes into."""
 
     prompt: Sequence[int]
     longest: int
@@ -50,7 +50,7 @@ class _Kept:
 
 
 class Caches:
-    """Of one engine; whoever calls holds a lock.
+    """The caches of one engine; whoever calls holds a lock.
 
     Args:
         budget: bytes of all caches; by default for twice as many texts of the whole context as a launch takes, at most
@@ -74,13 +74,13 @@ class Caches:
 
     @property
     def running_bytes(self) -> int:
-        """What admitted texts may come to need."""
+        """Bytes that admitted texts may come to need."""
         return sum(self._running.values())
 
     @property
     def kept_bytes(self) -> int:
-        """What ended texts have."""
-        return sum(one.state.bytes for one in self._kept)
+        """Bytes of ended texts."""
+        return sum(ended.state.bytes for ended in self._kept)
 
     def check(self, wanted: Wanted) -> None:
         """Raises RequestError where the budget is too small for the text, whoever else is there."""
@@ -95,14 +95,14 @@ class Caches:
         need = self._need(wanted.longest, wanted.slots)
         if self.running_bytes + need > self.budget:
             return None
-        kept, length = self._longest(wanted.prompt)
+        place, length = self._longest(wanted.prompt)
         self.prompts += 1
-        if kept is None:
+        if place is None:
             state = self._engine.begin(wanted.slots, wanted.sampling)
         else:
             self.hits += 1
             self.shared_tokens += length
-            state = self._shared(kept, length, need, wanted.slots)
+            state = self._shared(place, length, need, wanted.slots)
             state.sampling = wanted.sampling
         self._running[state] = need
         self._evict()
@@ -114,7 +114,7 @@ class Caches:
             return
         ended = _Kept(np.array(state.tokens, np.int64), state)
         # Those that it continues say nothing more.
-        self._kept = [one for one in self._kept if _common(one.tokens_n, ended.tokens_n) < len(one.tokens_n)]
+        self._kept = [other for other in self._kept if _common(other.tokens_n, ended.tokens_n) < len(other.tokens_n)]
         self._kept.append(ended)
         self._evict()
 
@@ -128,12 +128,12 @@ class Caches:
         So at least one is read, for its logits, and a drafter's last slot stands for a token that stays the same.
         """
         prompt_n = np.array(prompt, np.int64)
-        shared = [(_common(one.tokens_n, prompt_n) - 1, number) for number, one in enumerate(self._kept)]
+        shared = [(_common(ended.tokens_n, prompt_n) - 1, number) for number, ended in enumerate(self._kept)]
         length, number = max(shared, default=(0, 0))
         return (self._kept[number], length) if length >= LEAST_SHARED else (None, 0)
 
     def _shared(self, kept: _Kept, length: int, need: int, slots: int) -> SequenceState:
-        """The state of a text that starts behind a part of a kept one."""
+        """The state of a text that starts after a part of a kept one."""
         self._kept.remove(kept)
         state, cache = kept.state, kept.state.kv
         in_place = length <= cache.placed
@@ -149,7 +149,7 @@ class Caches:
         return copied
 
     def _evict(self) -> None:
-        """Keeps what there is room for beside those that run."""
+        """Keeps what there is room for besides those that run."""
         while self._kept and self.running_bytes + self.kept_bytes > self.budget:
             del self._kept[0]
 
@@ -158,7 +158,7 @@ class Caches:
         manifest = self._engine.bundle.manifest
         lengths = sorted({gear.slots for gear in manifest.gears if gear.slots >= slots})
         # Before the end of a text a tree may reach beyond it, and a policy goes to the KV length where that fits.
-        fits = (one for one in lengths if longest + manifest.dims.branch_rows < one)
+        fits = (slots for slots in lengths if longest + manifest.dims.branch_rows < slots)
         return self._size(next(fits, lengths[-1]), longest)
 
     def _size(self, slots: int, longest: int) -> int:
@@ -174,8 +174,8 @@ class Caches:
 
     def _default(self) -> int:
         manifest = self._engine.bundle.manifest
-        one = self._need(manifest.dims.context, max(gear.slots for gear in manifest.gears))
-        return max(one, min(TEXTS_A_PLACE * self._engine.max_batch * one, machine_memory() // 2))
+        alone = self._need(manifest.dims.context, max(gear.slots for gear in manifest.gears))
+        return max(alone, min(TEXTS_A_PLACE * self._engine.max_batch * alone, machine_memory() // 2))
 
 
 def _common(one_n: NDArray[np.int64], other_n: NDArray[np.int64]) -> int:

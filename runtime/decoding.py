@@ -33,14 +33,14 @@ from draftwood.runtime.text.grammar import Grammar, TextGrammar
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.runtime.trace import StepEvent, Trace
 
-# Likeliest tokens that are kept beside a drawn one, as other servers bound them.
+# Likeliest tokens that are kept besides a drawn one, as other servers bound them.
 _MOST_LOGPROBS = 20
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
 
 class Asked(TypedDict, total=False):
-    """What decides a text beside its prompt; every name may be left out."""
+    """Options that decide a text besides its prompt; every name may be left out."""
 
     # New tokens at most, 128 where left out.
     max_new_tokens: int
@@ -55,7 +55,7 @@ class Asked(TypedDict, total=False):
     stop: str | Sequence[str]
     # Go on past the teacher's end tokens.
     ignore_eos: bool
-    # Keep log-probabilities of every token, and of so many of the likeliest beside it.
+    # Keep log-probabilities of every token, and of so many of the likeliest besides it.
     logprobs: int | None
     # Special tokens, as the vocabulary spells them, that stand in the text; others leave nothing there.
     shown: Sequence[str]
@@ -68,7 +68,7 @@ class Asked(TypedDict, total=False):
     bad_words: Sequence[str]
     min_tokens: int
     logit_bias: Mapping[int, float]
-    # The text ends behind a stop text and not before it.
+    # The text ends after a stop text and not before it.
     include_stop_str_in_output: bool
 
 
@@ -81,7 +81,7 @@ class Options:
     # Go on past the teacher's end tokens.
     ignore_eos: bool = False
     stop_strings: tuple[str, ...] = ()
-    # Of every token, and of so many of the likeliest ones beside it.
+    # Of every token, and of so many of the likeliest ones besides it.
     logprobs: int | None = None
     shown: tuple[str, ...] = ()
     grammar: Grammar | ApartGrammar | None = None
@@ -107,11 +107,11 @@ class Options:
         if strange := given.keys() - Asked.__annotations__:
             raise RequestError(f"{min(strange)}: no such option; expected one of {', '.join(Asked.__annotations__)}")
         rest: dict[str, Any] = {**given}
-        sampling = Sampling(**{one.name: rest.pop(one.name) for one in fields(Sampling) if one.name in rest})
+        sampling = Sampling(**{field.name: rest.pop(field.name) for field in fields(Sampling) if field.name in rest})
         stop = rest.pop("stop", ())
         stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
         rest["shown"] = tuple(rest.get("shown", ()))
-        wishes = {one.name: rest.pop(one.name) for one in fields(Wishes) if one.name in rest}
+        wishes = {field.name: rest.pop(field.name) for field in fields(Wishes) if field.name in rest}
         for name in wishes.keys() & {"allowed_token_ids", "bad_words"}:
             wishes[name] = tuple(wishes[name])
         return cls(sampling=sampling, stop_strings=stop_strings, wishes=Wishes(**wishes), **rest)
@@ -204,9 +204,9 @@ class Decoding:
 
     def _next(self, act: Callable[[], object]) -> str:
         """The text that an act gives."""
-        given = len(self._pieces)
+        sent = len(self._pieces)
         act()
-        return "".join(self._pieces[given:])
+        return "".join(self._pieces[sent:])
 
     def _admit(self) -> None:
         assert self._sharing is not None
@@ -252,7 +252,7 @@ class Decoding:
         return Wanted(self.prompt, longest, gear.slots, self.options.sampling)
 
     def read(self) -> Generator[None, None, None]:
-        """Prefill behind what the caches hold, a launch every ``next``; the last one gives the first token."""
+        """Prefill after what the caches hold, a launch every ``next``; the last one gives the first token."""
         self._began_us, self._prefix = _now_us(), self.state.length
         self._hold()
         if self.state.slots < (slots := self.wanted().slots):
@@ -266,10 +266,10 @@ class Decoding:
         self.state.guide, self.state.bias = self._guide(), self.options.wishes.bias()
 
     def _restriction(self) -> Constraint | None:
-        """What is restricted, the grammar included; None where logits are biased alone."""
+        """The restriction, the grammar included; None if logits are biased alone."""
         wishes, tokenizer = self.options.wishes, self.engine.bundle.tokenizer
         if not _draws_here(self.engine):
-            name = next(one.name for one in fields(Wishes) if getattr(wishes, one.name))
+            name = next(wish.name for wish in fields(Wishes) if getattr(wishes, wish.name))
             raise RequestError(f"{name}: this engine draws on its device, which knows none; leave it out")
         vocabulary = self.engine.bundle.manifest.dims.vocabulary
         wishes.check(vocabulary)
@@ -295,7 +295,7 @@ class Decoding:
         return self._take(list(done.tokens))
 
     def asking(self) -> Asking:
-        """What the gear of the next step is chosen by."""
+        """Facts that the gear of the next step is chosen by."""
         self._began_us = _now_us()
         self._late = self._behind()
         match = match_class(self.state.index().match) if self._looks_up else 0  # 0 where no gear looks there
@@ -313,7 +313,7 @@ class Decoding:
         return max(draft.waiting - self._gained, 0) if draft is not None and draft.buffers else 0
 
     def receive(self, outcome: Outcome) -> str:
-        """What a step gained; returns final text."""
+        """Takes the tokens of a step; returns final text."""
         self._steps += 1
         # The clock would count other texts' steps, too.
         outcome = outcome._replace(
@@ -341,16 +341,16 @@ class Decoding:
     def _take(self, gained: list[int]) -> str:
         """Keeps tokens up to the first end and decides whether the text is finished; returns final text."""
         room = self.engine.bundle.manifest.dims.context - len(self.prompt) - len(self.tokens)
-        asked = self.options.max_new_tokens - len(self.tokens)
-        kept = gained[: min(asked, max(room, 1))]
-        if len(kept) == asked:
+        left = self.options.max_new_tokens - len(self.tokens)
+        final = gained[: min(left, max(room, 1))]
+        if len(final) == left:
             self._finish = "length"
-        elif len(kept) >= room:
+        elif len(final) >= room:
             self._finish = "context"
-        end = next((i for i, token in enumerate(kept) if token in self._ends), None)
+        end = next((i for i, token in enumerate(final) if token in self._ends), None)
         if end is not None:
-            kept, self._finish = kept[: end + 1], "stop"
-        return self._emit(kept)
+            final, self._finish = final[: end + 1], "stop"
+        return self._emit(final)
 
     def _emit(self, kept: list[int]) -> str:
         piece = ""
@@ -365,7 +365,7 @@ class Decoding:
         return self._piece(piece)
 
     def _keep_logprobs(self) -> None:
-        """Those of the tokens that were just kept."""
+        """Keeps the log-probabilities of the last tokens."""
         if self.options.logprobs is None:
             return
         if self.state.logprobs is None:

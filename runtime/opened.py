@@ -35,7 +35,7 @@ Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[int]
 class OpenedBundle:
     """A verified bundle on an engine. A context manager; may be used from several threads at once.
 
-    A text for a prompt, a sampling and a seed is always the same, whatever else runs beside it. Only where the
+    A text for a prompt, a sampling and a seed is always the same, whatever else runs next to it. Only where the
     teacher's own decision is closer than rounding, ``adaptive``, which goes by measured time, may come to either token.
 
     Example:
@@ -66,7 +66,7 @@ class OpenedBundle:
 
     @property
     def manifest(self) -> Manifest:
-        """What the bundle says of itself."""
+        """The bundle's manifest."""
         return self.bundle.manifest
 
     def generate(
@@ -113,12 +113,12 @@ class OpenedBundle:
             raise RequestError(f"{self.bundle.folder}: is closed; open it again")
         chosen = Options.of(**options)
         if isinstance(policy, str):
-            held = chosen.grammar is not None
-            policy = self._policies_of(policy).new(chosen.sampling.greedy, chosen.max_new_tokens, held)
+            restricted = chosen.grammar is not None
+            policy = self._policies_of(policy).new(chosen.sampling.greedy, chosen.max_new_tokens, restricted)
         return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, policy, trace, self._sharing)
 
     def figures(self) -> Figures:
-        """What its texts are doing, and what their caches take; for a page of metrics, from any thread."""
+        """The state of its texts and the size of their caches; for a page of metrics, from any thread."""
         return self._sharing.figures()
 
     async def agenerate(self, prompt: Prompt, **options: Any) -> Result:
@@ -143,15 +143,17 @@ class OpenedBundle:
             stream.cancel()
 
     async def _apart(self, call: Callable[[], _Given]) -> _Given:
-        """What a call gives, in a thread of its own."""
+        """The result of a call, in a thread of its own."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(ASYNC_THREADS, "draftwood")
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _policies_of(self, name: str) -> Policies:
         """By a policy's name or a gear's; made once, for their tables are shared by all texts."""
-        found = self._policies.get(name)
-        return found or self._policies.setdefault(name, Policies(self.bundle, name, self._times))  # one for all threads
+        policies = self._policies.get(name)
+        return policies or self._policies.setdefault(
+            name, Policies(self.bundle, name, self._times)
+        )  # one for all threads
 
     def close(self) -> None:
         """Closes the engine; a step that runs ends first, a text that goes on is refused. May be called twice."""
@@ -195,8 +197,8 @@ def open_bundle(
     except (UserError, RuntimeError) as error:  # an operator that a device lacks is torch's own error
         if not fallback or name == (other := host_engine(bundle)):
             raise
-        said = str(error).strip().partition("\n")[0]
-        name, refused = other, said if said.startswith("--engine") else f"--engine {name}: {said}"
+        reason = str(error).strip().partition("\n")[0]
+        name, refused = other, reason if reason.startswith("--engine") else f"--engine {name}: {reason}"
         opened = proved_engine(bundle, name, threads)
     times = tuned_times(bundle, name, threads)
     return OpenedBundle(bundle, opened, times, cache_bytes, prefixes, waiting, name, refused)

@@ -1,7 +1,7 @@
 """The quick proof of a first opening: every gear decodes one step, and it must be what plain decoding says.
 
 A tree whose last row's path carries the plain text, and other tokens everywhere else, must be accepted along that
-path and no further, with the logits and caches of plain decoding; the step behind it reads what the commit moved. So a
+path and no further, with the logits and caches of plain decoding; the step after it reads what the commit moved. So a
 mask, a position or a write that is wrong shows at once, whatever the drafter proposes. A prompt must give the same
 through every graph that reads prompts. How far rounding may move logits, and the caches layer by layer, is measured on
 the engine (`draftwood.runtime.rounding`): in the first layers it moves little, however deep a model is.
@@ -29,7 +29,7 @@ from draftwood.trees import TreeBuffers
 # T tree rows, n tokens of a text, V vocabulary
 
 PROMPT_TOKENS = 12
-# Behind it trees reach over the border of a block, where a bitwise engine's sums change their form.
+# After it trees reach over the border of a block, where a bitwise engine's sums change their form.
 BORDER_TOKENS = BLOCK_SLOTS - 2
 # Tokens of a prompt that are read one by one, to hold the smallest graph for prompts to it; rounding is measured after
 # as many.
@@ -37,7 +37,7 @@ SINGLE_TOKENS = 32
 
 
 class PlainText(NamedTuple):
-    """What plain decoding gives behind the prompt: tokens, the root first, and where the engine shows them the logits
+    """The result of plain decoding after the prompt: tokens, the root first, and where the engine shows them the logits
     that each next one was drawn from, and the rows of every cache."""
 
     tokens: list[int]
@@ -84,7 +84,7 @@ def prove(engine: Engine) -> None:
 
 
 def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int, rounding: Rounding | None) -> None:
-    """The gears of one KV length, each behind the same prompt."""
+    """The gears of one KV length, each after the same prompt."""
     state, prompt = engine.begin(slots), _prompt(engine.bundle, tokens)
     root = engine.start(state, prompt).tokens[0]
     plain = next(gear for gear in gears if gear.tree == PLAIN)
@@ -96,9 +96,9 @@ def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int, ro
             _return_to(state, len(prompt), root)
             accepted = _accepts(engine, state, gear, fixed[1], text, rounding)
             if accepted:
-                # Behind the commit: what was moved is read.
-                behind = _plain_text(engine, state, plain, state.root, 1)
-                _same(engine, gear, behind, text.behind(accepted), rounding)
+                # After the commit: what was moved is read.
+                after = _plain_text(engine, state, plain, state.root, 1)
+                _same(engine, gear, after, text.behind(accepted), rounding)
         _return_to(state, len(prompt), root)
         gained = list(engine.step([state], [gear])[0].tokens)
         _same(engine, gear, PlainText([root, *gained], None), text, rounding)
@@ -141,9 +141,9 @@ def _read(engine: Engine, slots: int, plain: Gear, tokens_n: NDArray[np.int64], 
     state = engine.begin(slots)
     for at in range(0, len(tokens_n), launch):
         logits_V = engine.append(state, tokens_n[at : at + launch]).logits_RV[-1].copy()
-    behind = _plain_text(engine, state, plain, int(tokens_n[0]), 1)
-    assert behind.logits_nV is not None, "an engine in stages shows its logits"
-    return behind._replace(logits_nV=np.stack((logits_V, behind.logits_nV[0])))
+    after = _plain_text(engine, state, plain, int(tokens_n[0]), 1)
+    assert after.logits_nV is not None, "an engine in stages shows its logits"
+    return after._replace(logits_nV=np.stack((logits_V, after.logits_nV[0])))
 
 
 def _return_to(state: SequenceState, length: int, root: int) -> None:

@@ -49,7 +49,7 @@ def chosen(engine: Engine, rounded: bool) -> Rounding:
 
 
 def measured(engine: Engine, begin: Callable[[], SequenceState], plain: Plain) -> Rounding:
-    """Of the text that ``begin`` gives, its root set, twice."""
+    """Measures with the text that ``begin`` gives, its root set, twice."""
     quantised = engine.bundle.manifest.quantised
     still, moved = begin(), begin()
     if not all(isinstance(buffer, np.ndarray) for buffer in still.kv.buffers):
@@ -65,19 +65,19 @@ def measured(engine: Engine, begin: Callable[[], SequenceState], plain: Plain) -
     least, factor = (max(TOLERANCE, STEP), FACTOR_OF_STEPS) if quantised else (TOLERANCE, FACTOR)
     # The first layer's rows depend on no cache.
     worst = [max(apart[: max(number + 1, 4)]) for number in range(len(apart))]
-    return Rounding(max(least, factor * logits), tuple(max(least, factor * one) for one in worst))
+    return Rounding(max(least, factor * logits), tuple(max(least, factor * apart) for apart in worst))
 
 
 def _move(state: SequenceState, share: float) -> None:
     """Every value of the text's caches by so much of itself, up or down."""
     random = np.random.default_rng(0)
     for buffer in state.kv.buffers:
-        held = state.kv.text(buffer, state.length)
-        held *= np.where(random.random(held.shape) < 0.5, 1 + share, 1 - share).astype(np.float32)
+        rows = state.kv.text(buffer, state.length)
+        rows *= np.where(random.random(rows.shape) < 0.5, 1 + share, 1 - share).astype(np.float32)
 
 
 def rows_of(state: SequenceState, first: int = 0) -> Iterator[NDArray[np.float32]]:
-    """What each cache holds of the text from its token ``first`` on, [K, n, D]; the last commit has to be written."""
+    """Rows of each cache of the text from its token ``first`` on, [K, n, D]; the last commit has to be written."""
     for buffer in state.kv.buffers:
         yield state.kv.text(buffer, state.length)[:, first:]
 

@@ -46,13 +46,13 @@ class Stepping(Protocol):
         """Whether it wants no further step."""
 
     def asking(self) -> Asking:
-        """What the gear of its next step is chosen by."""
+        """Facts that the gear of its next step is chosen by."""
 
     def take(self, gear: Gear) -> None:
         """That gear, before the step."""
 
     def receive(self, outcome: Outcome) -> object:
-        """What its step gave."""
+        """Takes the result of its step."""
 
 
 class Text(Stepping, Protocol):
@@ -67,7 +67,7 @@ class Text(Stepping, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What an engine's texts are doing, and since opening: prompts admitted, those that began with a kept text, and the
+    """The state of an engine's texts, and since opening: prompts admitted, those that began with a kept text, and the
     tokens that were not read for it. Bytes are those of caches: ``running_bytes`` may come to be needed by texts that
     run, ``kept_bytes`` hold ended ones; both together are never above ``budget_bytes``."""
 
@@ -96,7 +96,7 @@ class _Ticket:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """What is known of a text that is here."""
+    """All that is known of a text that is here."""
 
     wake: Condition
     state: SequenceState | None = None
@@ -133,7 +133,7 @@ def _launched(engine: Engine, texts: Sequence[Stepping]) -> list[Outcome]:
 
 
 class Sharing:
-    """Of one engine. Any number of threads may call it, each for a text of its own; ``cancel`` also for another's."""
+    """The texts of one engine. Any thread may call it for a text of its own; ``cancel`` also for another's."""
 
     def __init__(self, engine: Engine, caches: Caches, most_waiting: int | None = None) -> None:
         self.engine, self._caches, self._most_waiting = engine, caches, most_waiting
@@ -169,8 +169,8 @@ class Sharing:
             BusyError: there is none, and as many as may wait do.
             RequestError: its caches would never fit.
         """
-        wanted = text.wanted()
-        self._caches.check(wanted)
+        wishes = text.wanted()
+        self._caches.check(wishes)
         with self._held():
             self._places[text] = place = _Place(Condition(self._lock))
             self._queues.admission.append(text)
@@ -304,8 +304,8 @@ class Sharing:
                     self._lock.acquire()
         finally:
             self._at_work = False
-            for one in group:
-                self._ended(one)
+            for place in group:
+                self._ended(place)
             self._drop()
             self._pass_on()
 
@@ -323,7 +323,7 @@ class Sharing:
         until = time.monotonic() + LINGER
         while (
             len(steps) < self.engine.max_batch
-            and not self._expected <= {one.text for one in steps}
+            and not self._expected <= {place.text for place in steps}
             and (left := until - time.monotonic()) > 0
         ):
             self._arrived.wait(left)
@@ -331,7 +331,7 @@ class Sharing:
         while steps and len(group) < self.engine.max_batch:
             group.append(steps[0])
             steps.popleft()
-        self._expected = {one.text for one in group}
+        self._expected = {place.text for place in group}
 
     def _run(self, group: Sequence[_Ticket]) -> None:
         """The launch; the lock is not held."""
@@ -346,15 +346,15 @@ class Sharing:
     def _advance(self, group: Sequence[_Ticket]) -> None:
         """A step of all; where the launch fails, each text takes its step by itself, so that a text fails alone."""
         try:
-            _launched(self.engine, [one.text for one in group])
+            _launched(self.engine, [place.text for place in group])
         except Exception as error:
             if len(group) == 1:
                 group[0].error = error
                 return
-            for one in group:
-                if not one.text.finished:
-                    one.text.state.rollback(one.text.state.length)
-                    self._advance([one])
+            for place in group:
+                if not place.text.finished:
+                    place.text.state.rollback(place.text.state.length)
+                    self._advance([place])
 
     def _ended(self, ticket: _Ticket) -> None:
         """A launch with the text has ended."""

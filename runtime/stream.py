@@ -36,7 +36,7 @@ class Stream:
     ) -> None:
         """``shown`` are special tokens that stand in the text by their spelling; others leave nothing in it.
 
-        ``shows_stop``: the text ends behind the stop string and not before it. What the ``least`` first tokens give
+        ``shows_stop``: the text ends after the stop string and not before it. What the ``least`` first tokens give
         ends no text.
 
         Raises RequestError if ``stop_strings`` is a bare string or holds an empty one.
@@ -73,8 +73,8 @@ class Stream:
     def finish(self) -> str:
         """Returns what was held back; all that was returned is then ``decode(ids)`` up to the stop string."""
         released = self._release(self._pieces.finish())
-        held, self._held = self._held, ""
-        return released + held
+        rest, self._held = self._held, ""
+        return released + rest
 
     def _piece(self, token_id: int) -> str:
         if token_id in self._shown:  # it ends what was not final
@@ -87,10 +87,10 @@ class Stream:
         text = self._held + piece
         if self._tokens_used <= self._least:
             return text
-        found = [(start, len(stop)) for stop in self._stops if (start := text.find(stop)) >= 0]
-        self._stopped = bool(found)
-        start, size = min(found) if found else (len(text) - self._overlap(text), 0)
-        self._held = "" if found else text[start:]
+        ends = [(start, len(stop)) for stop in self._stops if (start := text.find(stop)) >= 0]
+        self._stopped = bool(ends)
+        start, size = min(ends) if ends else (len(text) - self._overlap(text), 0)
+        self._held = "" if ends else text[start:]
         return text[: start + size] if self._shows_stop else text[:start]
 
     def _overlap(self, text: str) -> int:
@@ -167,14 +167,14 @@ class _Window(_Pieces):
         return 0  # four bytes in a row that end no character: no later one can mend them
 
     def _take(self, count: int) -> str:
-        taken, self._pending = self._pending[:count], self._pending[count:]
+        first, self._pending = self._pending[:count], self._pending[count:]
         self._run = min(self._run, len(self._pending))
-        if not taken:
+        if not first:
             return ""
         before = self._tokenizer.decode(self._context)
-        tokens = self._context + taken
+        tokens = self._context + first
         # Tokens without text would not do as context: the next one would again count as the first.
-        sizes = (len(taken), len(taken) + 1)
+        sizes = (len(first), len(first) + 1)
         self._context = next((tokens[-n:] for n in sizes if self._tokenizer.decode(tokens[-n:])), tokens)
         return self._tokenizer.decode(tokens)[len(before) :]
 

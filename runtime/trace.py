@@ -25,7 +25,7 @@ StepKind = Literal["prefill", "decode", "verify"]
 
 
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one step did and how long its parts took; the four times add up to the whole step.
+    """The record of one step and the times of its parts; the four times add up to the whole step.
 
     Raises:
         ValueError: a time that is negative, beyond thirty years, or NaN.
@@ -176,7 +176,7 @@ class Trace:
 
 
 def prompt_digest(ids: Sequence[int]) -> str:
-    """What stands for a prompt in a trace: the first half of the SHA-256, in hex, over its token ids as int64."""
+    """A prompt's name in a trace: the first half of the SHA-256, in hex, over its token ids as int64."""
     return hashlib.sha256(np.array(ids, "<i8").tobytes()).hexdigest()[:32]
 
 
@@ -212,10 +212,10 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
         header = msgspec.json.decode(line, type=dict[str, Any])
     except DAMAGED as error:
         raise RequestError(f"{path}: line 1: expected the header of a trace, got: {error}") from error
-    found = (header.pop("format", None), header.pop("version", None))
-    if found != (FORMAT, VERSION):
+    named = (header.pop("format", None), header.pop("version", None))
+    if named != (FORMAT, VERSION):
         raise RequestError(
-            f"{path}: line 1: expected format {FORMAT!r}, version {VERSION}, got {found[0]!r}, {found[1]!r}; "
+            f"{path}: line 1: expected format {FORMAT!r}, version {VERSION}, got {named[0]!r}, {named[1]!r}; "
             "record the trace again with this version"
         )
     return header

@@ -1,6 +1,6 @@
 """Step times measured on this machine, kept in the user's cache by machine, bundle, engine and threads.
 
-A bundle stays as it was built, so what is true of one machine alone lies beside it.
+A bundle stays as it was built, so what is true of one machine alone lies next to it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def tuned_file(bundle: Bundle, engine: str, threads: int | None) -> Path:
 
 
 def tuned_times(bundle: Bundle, engine: str, threads: int | None) -> tuple[StepTime, ...]:
-    """What was measured here; nothing if nothing was, or if the file is not what it should be: it is a cache."""
+    """The times that were measured here; nothing without any, or if the file is damaged: it is a cache."""
     try:
         tuned = msgspec.json.decode(read_regular(tuned_file(bundle, engine, threads), MOST_BYTES), type=Tuned)
     except (OSError, *DAMAGED):

@@ -1,6 +1,6 @@
 """The command lines of the documents: each is understood by its own parser, and all that can be run here is run.
 
-A fence says what becomes of it. ``sh`` is run with tiny models in the place of MODEL, DRAFTER and BUNDLE; ``sh slow``
+A fence says what becomes of it. ``sh`` is run with tiny models instead of MODEL, DRAFTER and BUNDLE; ``sh slow``
 with the tests of that mark, and so ``sh npu`` where torch_npu is installed. ``sh long`` (minutes) and ``sh device`` are
 only parsed, and ``sh setup`` is what a launcher or another program does. ``python`` is run.
 """

@@ -103,7 +103,7 @@ def test_cann_at_its_home(
     assert python(code, environment=home) == f"{missing is None}\n"
 
 
-# Files as installed releases have them: beside the release a build, the layout's own version, older releases.
+# Files as installed releases have them: besides the release a build, the layout's own version, older releases.
 TOOLKIT = """package_name=Ascend-cann-toolkit
 version={version}
 innerversion=V100R001C21SPC001B238

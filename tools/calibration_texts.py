@@ -35,21 +35,21 @@ def read_texts(path: Path, tokenizer: Tokenizer, limit: int, longest: int) -> Te
     Raises:
         RequestError: the file cannot be read, a line has no text, or there are too few of them.
     """
-    found: list[Tensor] = []
+    texts: list[Tensor] = []
     for number, line in numbered_lines(path):
         ids = tokenizer.encode(_text(path, number, line))[:longest]
         if len(ids) >= LEAST_TOKENS:
-            found.append(torch.tensor(ids, dtype=torch.int64))
-        if len(found) == limit:
+            texts.append(torch.tensor(ids, dtype=torch.int64))
+        if len(texts) == limit:
             break
-    if len(found) < _WITHHELD:
+    if len(texts) < _WITHHELD:
         raise RequestError(
-            f"--calibration {path}: {len(found)} texts of {LEAST_TOKENS} tokens or more; expected at least {_WITHHELD}"
+            f"--calibration {path}: {len(texts)} texts of {LEAST_TOKENS} tokens or more; expected at least {_WITHHELD}"
         )
-    held = [number % _WITHHELD == _WITHHELD - 1 for number in range(len(found))]
+    withheld = [number % _WITHHELD == _WITHHELD - 1 for number in range(len(texts))]
     return Texts(
-        [text for text, away in zip(found, held, strict=True) if not away],
-        [text for text, away in zip(found, held, strict=True) if away],
+        [text for text, away in zip(texts, withheld, strict=True) if not away],
+        [text for text, away in zip(texts, withheld, strict=True) if away],
     )
 
 

@@ -108,7 +108,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _takes(stream: TextIO | None) -> bool:
-    """Whether a stream can be written to: it may be closed, or, behind a shell's script, open for reading alone."""
+    """Whether a stream can be written to: it may be closed, or, under a shell's script, open for reading alone."""
     try:
         return stream is not None and fcntl(stream.fileno(), F_GETFL) & os.O_ACCMODE != os.O_RDONLY
     except io.UnsupportedOperation:  # replaced by something without a descriptor

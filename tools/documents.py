@@ -1,4 +1,4 @@
-"""Long prompts made of short ones: a question behind documents, both from one prompt file."""
+"""Long prompts made of short ones: a question after documents, both from one prompt file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftwood.tools.prompts import Prompt, chat_ids
 
 
 def behind_documents(prompts: Sequence[Prompt], at: int, tokens: int, tokenizer: Tokenizer) -> Prompt | None:
-    """The prompt at a place behind the others, of about so many tokens in all; None where it alone has more."""
+    """The prompt at a place after the others, of about so many tokens in all; None if it alone has more."""
     question = prompts[at]
     room = tokens - _tokens(question, tokenizer)
     if room < 0:
@@ -25,19 +25,19 @@ def behind_documents(prompts: Sequence[Prompt], at: int, tokens: int, tokenizer:
 def behind_in_turn(
     prompts: Sequence[Prompt], lengths: Sequence[int], tokenizer: Tokenizer, longest: int
 ) -> list[Prompt]:
-    """Conversations that begin behind documents of one length after the other; as they are where that is 0.
+    """Conversations that begin after documents, whose lengths take turns; as they are at length 0.
 
     Those that would begin with more than ``longest`` tokens are left out.
     """
     begun: dict[str, bool] = {}
-    found = []
+    fitting = []
     for at, prompt in enumerate(prompts):
         if prompt.conversation not in begun:
             prompt = behind_documents(prompts, at, lengths[len(begun) % len(lengths)], tokenizer) or prompt
             begun[prompt.conversation] = _tokens(prompt, tokenizer) <= longest
         if begun[prompt.conversation]:
-            found.append(prompt)
-    return found
+            fitting.append(prompt)
+    return fitting
 
 
 def _tokens(prompt: Prompt, tokenizer: Tokenizer) -> int:

@@ -1,4 +1,4 @@
-"""What a long job was made from: files, options and the product's version, and what of it has changed since.
+"""Files, options and product version that a long job was made from, and the first of them that has changed since.
 
 A file is known by its size, the time of its last change, and a digest of samples of its content, which costs
 milliseconds whatever its size; so a checkpoint that was replaced is noticed, and the same one by another path is not.
@@ -17,7 +17,7 @@ from draftwood.errors import RequestError
 from draftwood.files import read_text
 from draftwood.version import __version__
 
-# Bytes of a sample, and how many are spread over a file beside its two ends.
+# Bytes of a sample, and how many are spread over a file between its two ends.
 _SAMPLE, _SAMPLES = 1 << 16, 14
 # Of a folder that is named by mistake not all is looked at.
 _MOST_FILES = 4096
@@ -27,7 +27,7 @@ T = TypeVar("T", dict[str, Any], list[Any])
 
 
 def made_from(files: Mapping[str, Path | None], options: Mapping[str, Any]) -> MadeFrom:
-    """What a job reads, for JSON: ``files`` and folders by what they are to it; those that are None are left out."""
+    """Stamps of a job's input, for JSON: ``files`` and folders by what they are to it, but those that are None."""
     stamps = {title: stamps_of(path) for title, path in files.items() if path is not None}
     return {"version": __version__, "files": stamps, "options": json.loads(json.dumps(dict(options)))}
 
@@ -36,8 +36,8 @@ def stamps_of(path: Path) -> dict[str, list[Any]]:
     """By the name inside a folder, empty for a file itself: size, time of the last change, digest of samples."""
     if not path.is_dir():
         return {"": _stamp(path)}
-    names = sorted(Path(at, name) for at, _, held in os.walk(path) for name in held)[:_MOST_FILES]
-    return {str(one.relative_to(path)): _stamp(one) for one in names if one.is_file()}
+    names = sorted(Path(at, name) for at, _, files in os.walk(path) for name in files)[:_MOST_FILES]
+    return {str(name.relative_to(path)): _stamp(name) for name in names if name.is_file()}
 
 
 def changed(before: object, now: MadeFrom) -> str | None:
@@ -47,9 +47,9 @@ def changed(before: object, now: MadeFrom) -> str | None:
     if before.get("version") != now["version"]:
         return f"it was made by version {before.get('version')}, this is {now['version']}"
     for title in sorted({*before["files"], *now["files"]}):
-        held, found = (one["files"].get(title) for one in (before, now))
-        if held != found:
-            return f"{title}{_differs(held or {}, found or {})}"
+        old, new = (note["files"].get(title) for note in (before, now))
+        if old != new:
+            return f"{title}{_differs(old or {}, new or {})}"
     names = sorted({*before["options"], *now["options"]})
     differ = [name for name in names if before["options"].get(name) != now["options"].get(name)]
     return f"{', '.join(differ)}: asked otherwise" if differ else None
@@ -73,7 +73,7 @@ def read_note(path: Path, kind: type[T]) -> T:
 
 
 def damaged(path: Path, reason: str) -> RequestError:
-    """What is said of a file that nobody can go on from."""
+    """The refusal of a file that nobody can go on from."""
     return RequestError(f"{path}: damaged ({reason}); remove it, or its folder, to begin again")
 
 

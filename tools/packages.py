@@ -10,7 +10,7 @@ from draftwood import environment
 RUN = ("numpy", "onnxruntime", "tokenizers", "msgspec", "jinja2")
 SERVE = ("starlette", "uvicorn", "prometheus_client", "llguidance")
 BUILD = ("safetensors", "torch", "onnx", "onnxscript", "networkx")
-# What compiles and runs graphs on an NPU beside the machine's own torch_npu.
+# What compiles and runs graphs on an NPU besides the machine's own torch_npu.
 DEVICE = ("torch", "safetensors", "protobuf")
 # Packages whose module has another name.
 MODULES = {"protobuf": "google.protobuf"}
@@ -31,14 +31,14 @@ EXTRAS = {
 def version(name: str) -> str | None:
     """A package's version without importing it; None where it is not installed."""
     if name == "torch_npu":
-        found = environment.torch_npu_installed()  # the usual way does not see it while it is hidden
+        there = environment.torch_npu_installed()  # the usual way does not see it while it is hidden
     else:
         try:
-            found = importlib.util.find_spec(MODULES.get(name, name)) is not None
+            there = importlib.util.find_spec(MODULES.get(name, name)) is not None
         except (ImportError, ValueError):
-            found = False
+            there = False
     try:
-        return importlib.metadata.version(name) if found else None
+        return importlib.metadata.version(name) if there else None
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 

@@ -24,7 +24,7 @@ BUILT_IN = Path(__file__).parent / "demo" / "prompts.jsonl"
 class Prompt:
     """One user message. ``conversation`` joins turns: a later turn follows the answer to the one before.
 
-    ``source`` is the task family, by which figures are told apart: the line's ``source``, ``family`` or ``category``.
+    ``source`` is the task family, by which figures are grouped: the line's ``source``, ``family`` or ``category``.
     """
 
     id: str
@@ -46,9 +46,9 @@ def read_families(given: Sequence[str]) -> list[Prompt]:
     Raises:
         RequestError: a line that does not fit, or two files with conversations of one name.
     """
-    found, owners = list[Prompt](), dict[str, str]()
-    for one in given or (str(BUILT_IN),):
-        family, path = split_family(one)
+    read, owners = list[Prompt](), dict[str, str]()
+    for name in given or (str(BUILT_IN),):
+        family, path = split_family(name)
         prompts = _prompts(path)
         if family:
             prompts = [
@@ -56,13 +56,13 @@ def read_families(given: Sequence[str]) -> list[Prompt]:
                 for p in prompts
             ]
         for prompt in prompts:
-            if owners.setdefault(prompt.conversation, one) != one:
+            if owners.setdefault(prompt.conversation, name) != name:
                 raise RequestError(
                     f"{path}: conversation {prompt.conversation!r} is in {owners[prompt.conversation]}, too; tell them"
                     " apart as FAMILY=FILE"
                 )
-        found += prompts
-    return found
+        read += prompts
+    return read
 
 
 def split_family(given: str) -> tuple[str, Path]:

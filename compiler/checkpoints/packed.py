@@ -80,7 +80,7 @@ class Packing(ABC):
     groups: tuple[int | None, ...]
     symmetric: tuple[bool, ...]
 
-    # Behind a module's name, of the tensor whose presence says that it is packed.
+    # After a module's name, of the tensor whose presence says that it is packed.
     key: ClassVar[str]
     # The tensors among these that hold zeros.
     zeros: ClassVar[frozenset[str]] = frozenset({"qzeros"})

@@ -1,1 +1,1 @@
-"""What a step costs on a device that is not here: an analytic model."""
+"""The cost of a step on a device that is not here: an analytic model."""

@@ -1,4 +1,4 @@
-"""What a step is made of: operators and their loads, as this project's graphs have them in bf16."""
+"""The parts of a step: operators and their loads, as this project's graphs have them in bf16."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def attention_tiles(group: int, rows: int, slots: int) -> int:
 
     M is the G x T query rows of a key/value head. Up to 16 query rows the kernel tiles the KV axis by 8192, 4096
     or 2048 (G below 5, below 10, else), at most by the KV length, and the longer that tile the fewer rows fit
-    beside it; above 16 rows both tiles are 512. Source: ``TILING``.
+    next to it; above 16 rows both tiles are 512. Source: ``TILING``.
     """
     longest = 8192 if group < 5 else 4096 if group < 10 else 2048
     inner = 512 if rows > _WIDE_ROWS else min(longest, slots)
@@ -150,16 +150,16 @@ def int4_product(name: str, rows: int, inner: int, outer: int, layer: PackedLaye
         exchange, vector = 2 * 4 * DIGITS * sums, ELEMENT_WORK.value * sums
     else:
         exchange, vector = 2.0 * BYTES * inner * outer, 2.0 * inner * outer
-    taken = DIGITS * rows if cut else rows
+    total = DIGITS * rows if cut else rows
     return Op(
         name=name,
         engine="matmul",
         memory=weights + BYTES * rows * (inner + outer),
         exchange=exchange,
-        cube=2.0 * _fractals(taken) * inner * outer,
+        cube=2.0 * _fractals(total) * inner * outer,
         vector=vector,
         weights=weights,
-        rows=taken,
+        rows=total,
         result=float(BYTES * rows * outer),
     )
 

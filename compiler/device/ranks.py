@@ -1,6 +1,6 @@
-"""What a step costs when several devices run it together: the operators of one of them, and the collectives between.
+"""The cost of a step when several devices run it together: the operators of one of them, and the collectives between.
 
-What is split is said as in the plan of the weights: by name. Loads shrink by the number of devices, those of the
+What is split stands as in the plan of the weights, by name. Loads shrink by the number of devices, those of the
 attention and the caches by the key/value heads that a device has; what a product gives is then joined.
 """
 
@@ -31,21 +31,21 @@ def on_ranks(ops: Iterable[Op], config: TeacherConfig, ranks: int) -> list[Op]:
     if ranks == 1:
         return list(ops)
     heads = heads_of_rank(config.kv_heads, ranks) / config.kv_heads
-    found: list[Op] = []
+    result: list[Op] = []
     for op in ops:
         if op.name in (*_APART, *_SUMMED, *_GATHERED, *_ELEMENTS):
-            found.append(_scaled(op, 1 / ranks))
+            result.append(_scaled(op, 1 / ranks))
         elif op.name in _CACHES:
-            found.append(_scaled(op, heads))
+            result.append(_scaled(op, heads))
         else:
-            found.append(op)
+            result.append(op)
         if op.name in (*_SUMMED, _MIXED):
-            found.append(all_reduce(op.result, ranks, op.count))
+            result.append(all_reduce(op.result, ranks, op.count))
         elif op.name in _GATHERED:
-            found += [all_gather(op.result, ranks, op.count), _turned(op)]
+            result += [all_gather(op.result, ranks, op.count), _turned(op)]
         elif op.name.startswith(_EMBEDDING):
-            found.append(all_reduce(op.count * op.memory / 2, ranks))
-    return found
+            result.append(all_reduce(op.count * op.memory / 2, ranks))
+    return result
 
 
 def all_reduce(size: float, ranks: int, count: int = 1) -> Op:
@@ -84,5 +84,5 @@ def _scaled(op: Op, share: float) -> Op:
 
 
 def _turned(op: Op) -> Op:
-    """What was gathered device by device is turned into rows."""
+    """Turns what was gathered device by device into rows."""
     return Op(name="transpose", engine="vector", count=op.count, memory=2 * op.result, vector=op.result / BYTES)

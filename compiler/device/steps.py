@@ -54,7 +54,7 @@ def attention_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, f
     whole = not flat and turns_whole(config)
     turned = rows * (queries + (2 if whole else 1) * keys)
     rotary = elementwise("rotary", turned / 2, 4, count=2) if flat else elementwise("rotary", turned, 4)
-    # Moved and new rows lie behind each other where operators of their own make both.
+    # Moved and new rows lie one after the other if operators of their own make both.
     joined = [copy("transpose", rows * queries, count=2)] if flat else [copy("moved and new keys", written * keys)]
     head_norms = elementwise("head norms", rows * (queries + keys) / 2, 2, count=2)
     return [
@@ -89,7 +89,7 @@ def _times(layers: int, ops: list[Op]) -> list[Op]:
 def _linear(config: TeacherConfig, layer: str, rows: int, inner: int, outer: int, rounded: bool = False) -> list[Op]:
     """A linear layer of the blocks in what its weights are kept in; all blocks count as the first one."""
     name, first = layer.replace("_", " "), f"layers.0.{layer}"
-    packed = next((one for one in config.packed if one.name == first), None)
+    packed = next((layer for layer in config.packed if layer.name == first), None)
     if packed is not None and packed.group:
         return [int4_product(name, rows, inner, outer, packed)]
     return products(name, rows, inner, outer, first in config.quantised, rounded)

@@ -28,7 +28,7 @@ from draftwood.trees.latency import EntryKind, LatencyEntry, LatencyTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCost(ABC):
-    """What a drafter costs: the operators of a draft for every (depth, width) it can be asked for; its fields say of
+    """The cost of a drafter: the operators of a draft for every (depth, width) it can be asked for; its fields say of
     which sizes it is."""
 
     # The name of its kind.
@@ -36,7 +36,7 @@ class DraftCost(ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a table says of it."""
+        """Its facts in a table."""
         sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in asdict(self).items()}
         return {"kind": self.kind, **sizes}
 
@@ -93,8 +93,8 @@ def modelled_table(
         for count in sorted({count for count in rows if count < length}):
             spent = spent_on(step_ops(config, count, length, texts=together))
             kind: EntryKind = "decode" if count == 1 else "verify"
-            taken = together * graph_bytes(config, count, length)
-            entries.append(_entry(kind, spent, (count, length), taken, together))
+            cache_bytes = together * graph_bytes(config, count, length)
+            entries.append(_entry(kind, spent, (count, length), cache_bytes, together))
     for count, length in ((count, length) for length in slots for count in prefill if count < length):
         entries.append(_entry("prefill", spent_on(step_ops(config, count, length, 1)), (count, length)))
     drafts = list(drafter.drafts(int8_draft(config, int8_drafter), max(slots))) if drafter else []
@@ -141,8 +141,8 @@ def _mixture_facts(config: MixtureConfig | None) -> dict[str, Any]:
 
 def _load_note(config: MixtureConfig, rows: Sequence[int]) -> str:
     """How many experts a step of some rows touches, and how that is known."""
-    shown = [count for count in (1, 2, 4, 8, 16, 32, 64) if count in rows] or sorted(rows)[:1]
-    touched = ", ".join(f"{touched_experts(config, count):.0f} at {count}" for count in shown)
+    counts = [count for count in (1, 2, 4, 8, 16, 32, 64) if count in rows] or sorted(rows)[:1]
+    touched = ", ".join(f"{touched_experts(config, count):.0f} at {count}" for count in counts)
     return (
         f"Experts of a layer that a step touches, of {config.experts}, by its rows: {touched};"
         " taken to be chosen evenly by every row."

@@ -1,1 +1,1 @@
-"""What an Ascend NPU would execute: lowering to Graph Engine (GE) graphs, proofs about them, their execution."""
+"""Graphs for an Ascend NPU: lowering to Graph Engine (GE) graphs, proofs about them, their execution."""

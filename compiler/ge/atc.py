@@ -43,7 +43,7 @@ def atc_command(air: str, soc: str, packed: bool = False) -> list[str]:
 def atc_script(airs: Iterable[str], soc: str, packed: bool = False) -> str:
     """A shell script that compiles every graph; ``SOC_VERSION`` overrides the chip.
 
-    What it writes last says of which bundle the ``.om`` files are made; the engine that runs them reads it.
+    The last file that it writes names the bundle of the ``.om`` files; the engine that runs them reads it.
     """
     lines = [
         "#!/bin/sh",

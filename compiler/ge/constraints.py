@@ -1,4 +1,4 @@
-"""What Ascend's operators accept, checked on a lowered GE graph.
+"""The rules of Ascend's operators, checked on a lowered GE graph.
 
 The rules here are those of ``npu_fused_infer_attention_score`` (FIA), those of all other operators in
 ``operator_rules``; every finding names the document or source file that states its rule. An error is refused by the
@@ -76,7 +76,7 @@ def _layouts(graph: Graph) -> Iterator[Finding]:
 
 
 def _operators(graph: Graph, shapes: Shapes) -> Iterator[Finding]:
-    """What the rules of single operators find; nodes that only hold a value have none."""
+    """The findings of the rules of single operators; nodes that only hold a value have none."""
     for node in graph.nodes.values():
         if node.type in HELD:
             continue
@@ -216,7 +216,7 @@ _RULES: tuple[Callable[[Attention, Graph], Iterator[Finding]], ...] = (
 def _run_time_values(graph: Graph) -> Iterator[Finding]:
     """``committed`` and ``accepted`` change every step: mask, positions and written slots must follow them."""
     sources = {node.name for node in graph.sources()}
-    wanted = {
+    followed = {
         "FusedInferAttentionScore": ("atten_mask", {"committed"}),
         "RotaryMul": ("r1", {"committed"}),
         "ApplyRotaryPosEmb": ("cos", {"committed"}),
@@ -224,9 +224,9 @@ def _run_time_values(graph: Graph) -> Iterator[Finding]:
     }
     reached: dict[str, frozenset[str]] = {}
     for node in graph.nodes.values():  # in execution order
-        own = frozenset({node.name}) if node.name in sources else frozenset()
-        reached[node.name] = own.union(*(reached[e.node] for e in node.inputs if e is not None))
-        port, needed = wanted.get(node.type, ("", set()))
+        itself = frozenset({node.name}) if node.name in sources else frozenset()
+        reached[node.name] = itself.union(*(reached[e.node] for e in node.inputs if e is not None))
+        port, needed = followed.get(node.type, ("", set()))
         written = node.input("var") if "waiting" in sources else None
         if written is not None and written.node.startswith("draft_"):
             needed = {"committed", "waiting"}  # a whole step writes the drafter's caches, too

@@ -84,7 +84,7 @@ def register_converters(torchair: ModuleType, ge: Any, promote: Any) -> None:
         return typed(ge.Axpy(x, y, alpha=factor), meta_outputs)
 
     def typed(out: Any, meta_outputs: Any) -> Any:
-        # torchair does not say of which type a result is, and casts it to the one that it has.
+        # torchair names no type of a result, and casts it to the one that it has.
         out.desc.dtype = ge._ge_dtype_to_ge_proto_dtype(meta_outputs.dtype)
         return out
 

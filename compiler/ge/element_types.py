@@ -3,7 +3,7 @@
 The table is distilled by ``draftwood.tests.house.operator_types`` from the public operator store of CANN 8.1.RC1 and
 the open operator definitions of later releases; it names their commits. How GE matches a node is that of its open
 source (compiler/engines/nn_engine: sub_ops_store.cc and op_dtype_rise_matcher.cc, 9.1.0): each operand and result has
-to have its type in one row, or float32 in the place of a half type, for which GE adds a Cast.
+to have its type in one row, or float32 instead of a half type, for which GE adds a Cast.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Placed:
 
 def encode(table: Table) -> bytes:
     """The bytes of the table's file, an operator a line; equal tables are equal bytes."""
-    lines = [f'  "{name}": {msgspec.json.encode(one).decode()}' for name, one in table.operators.items()]
+    lines = [f'  "{name}": {msgspec.json.encode(types).decode()}' for name, types in table.operators.items()]
     chips, sources = (msgspec.json.encode(part).decode() for part in (table.chips, table.sources))
     sources = sources.replace("},{", "},\n  {")
     text = f'{{\n "chips": {chips},\n "sources": {sources},\n "operators": {{\n' + ",\n".join(lines) + "\n }\n}\n"
@@ -88,7 +88,7 @@ def encode(table: Table) -> bytes:
 
 @cache
 def element_types() -> Table:
-    """The table that lies beside this module."""
+    """The table next to this module."""
     return msgspec.json.decode(files(__package__).joinpath("element_types.json").read_bytes(), type=Table)
 
 
@@ -97,23 +97,23 @@ def place(kind: str, given: Mapping[str, torch.dtype], results: Sequence[torch.d
     known = element_types().operators.get(kind)
     if known is None:
         return None
-    asked = [(_operand(known, name), _CODE[dtype]) for name, dtype in given.items()]
-    if not {name for name, _ in asked} <= {*known.operands}:
+    operands = [(_operand(known, name), _CODE[dtype]) for name, dtype in given.items()]
+    if not {name for name, _ in operands} <= {*known.operands}:
         return Placed("none")  # no graph of ours gives it that
-    names = [*(name for name, _ in asked), *known.results]
-    codes = [*(code for _, code in asked), *(_CODE[dtype] for dtype in results[: len(known.results)])]
-    columns = [*(known.operands.index(name) for name, _ in asked)]
+    names = [*(name for name, _ in operands), *known.results]
+    codes = [*(code for _, code in operands), *(_CODE[dtype] for dtype in results[: len(known.results)])]
+    columns = [*(known.operands.index(name) for name, _ in operands)]
     columns += range(len(known.operands), len(known.operands) + len(known.results))
-    wanted = list(zip(names, columns, codes, strict=False))
-    placed = [_placed(texts, wanted) for texts in _listings(known)]
-    if placed and all(one.engine == "AI Core" for one in placed):
-        return max(placed, key=lambda one: len(one.raised))
+    ports = list(zip(names, columns, codes, strict=False))
+    placed = [_placed(texts, ports) for texts in _listings(known)]
+    if placed and all(option.engine == "AI Core" for option in placed):
+        return max(placed, key=lambda option: len(option.raised))
     if known.cpu is not None and all(
         known.cpu[known.operands.index(name)] in ("*", "") or code in known.cpu[known.operands.index(name)].split()
-        for name, code in asked
+        for name, code in operands
     ):
         return Placed("AI CPU")
-    return next((one for one in placed if one.engine == "none"), Placed("none"))
+    return next((option for option in placed if option.engine == "none"), Placed("none"))
 
 
 def _operand(known: OperatorTypes, name: str) -> str:

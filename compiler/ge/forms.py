@@ -1,4 +1,4 @@
-"""What a traced operator becomes before it is converted, where the NPU's own operator wants it in another form.
+"""Replacements of traced operators before conversion, for operators of the NPU that want another form.
 
 The table goes to torchair as decompositions, on a device as here.
 """
@@ -59,7 +59,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 
 def _quantised_linear(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None) -> Any:
-    """The same of an integer product, whose scales are of one dimension."""
+    """A product of integers in two dimensions; its scales have one."""
     if x.dim() == 2:
         return NotImplemented
     flat = torch.ops.draftwood.quantised_linear(x.flatten(0, -2), weight, weight_scale, bias)
@@ -110,7 +110,7 @@ def _experts(x: Tensor, ids: Tensor, shares: Tensor, gate_up: Tensor, down: Tens
 
 
 def _masked(x: Tensor, mask: int) -> Tensor:
-    """Of a mask that is a tensor torchair has a converter."""
+    """A mask as a tensor, which torchair has a converter for."""
     return torch.bitwise_and(x, torch.full((), mask, dtype=x.dtype, device=x.device))
 
 

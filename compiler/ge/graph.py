@@ -14,7 +14,7 @@ from torch import Tensor
 from draftwood.compiler.ge.torchair_bridge import ge_ir
 from draftwood.errors import BundleError
 
-# Element types by their protobuf names. The numbers behind the names hold for tensor descriptions only.
+# Element types by their protobuf names. The numbers hold for tensor descriptions only.
 DTYPES = {
     "DT_FLOAT": torch.float32,
     "DT_FLOAT16": torch.float16,
@@ -58,7 +58,7 @@ class Edge(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """What an operator says of one input or output.
+    """An operator's description of one input or output.
 
     ``shape`` is None where GE infers it; ``layout`` is how it lies in memory, ND row by row. ``source``, ``operator``
     and ``number`` name the node of the traced program and which of its values it is, where torchair has noted it.
@@ -128,8 +128,8 @@ class Graph:
 
     def sources(self) -> list[Node]:
         """Inputs of the graph in call order."""
-        found = [node for node in self.nodes.values() if node.type in SOURCES]
-        return sorted(found, key=lambda node: int(node.attributes["index"]))
+        listed = [node for node in self.nodes.values() if node.type in SOURCES]
+        return sorted(listed, key=lambda node: int(node.attributes["index"]))
 
     def readers(self, name: str) -> Iterator[tuple[Node, int]]:
         """Every (node, input number) that reads an output of the node ``name``."""
@@ -150,23 +150,23 @@ class Graph:
         return [node for node in self.nodes.values() if node.type not in still and node.name not in free]
 
     def laid_out(self) -> set[str]:
-        """Joins of rows for which GE runs nothing, because it has their inputs made behind each other.
+        """Joins of rows for which GE runs nothing, because it has their inputs made one after the other.
 
         Its conditions (compiler/graph/passes/memory_optimize/concat_notask_pass.cc): ConcatD along the first axis of
         what graph-owned operators make, each value for one such join and none an output; parts of 32 bytes are a rule
         of `draftwood.compiler.ge.operator_rules`.
         """
-        taken: set[Edge] = set()
-        found = set()
+        laid: set[Edge] = set()
+        listed = set()
         ends = set(self.output.operands)
         for node in self.nodes.values():
             parts = [edge for edge in node.operands if edge is not None]
             if node.type == "ConcatD" and node.attributes["concat_dim"] == 0 and len(set(parts)) == len(parts):
                 owned = all(self.nodes[edge.node].type not in (*HELD, *FREE, *REFERENCES) for edge in parts)
-                if owned and not taken & set(parts) and not ends & set(parts):
-                    taken |= set(parts)
-                    found.add(node.name)
-        return found
+                if owned and not laid & set(parts) and not ends & set(parts):
+                    laid |= set(parts)
+                    listed.add(node.name)
+        return listed
 
     def text(self) -> str:
         """One line a node, for people."""
@@ -231,8 +231,8 @@ def tensor_of(definition: Any) -> Tensor:
 
 def _line(node: Node) -> str:
     inputs = ", ".join("-" if e is None else e.node if e.output == 0 else f"{e.node}:{e.output}" for e in node.inputs)
-    shown = {k: v for k, v in node.attributes.items() if not k.startswith("_")}
-    attributes = ", ".join(f"{k}={_brief(v)}" for k, v in sorted(shown.items()))
+    public = {k: v for k, v in node.attributes.items() if not k.startswith("_")}
+    attributes = ", ".join(f"{k}={_brief(v)}" for k, v in sorted(public.items()))
     outputs = " ".join(_type(d) for d in node.output_types)
     return f"{node.name} = {node.type}({inputs})" + (f" {{{attributes}}}" if attributes else "") + f" : {outputs}"
 

@@ -68,11 +68,11 @@ class Interpreter:
     def started(self, inputs: Mapping[str, Tensor], observe: Observer | None = None) -> Run:
         """`run` as one rank of several: stops at every collective, and goes on with the result that it is sent."""
         _check_inputs(self.graph, inputs)
-        given = {**self._constants, **inputs}
-        kept = {t.untyped_storage().data_ptr() for t in given.values()}
-        outputs = yield from self._plan.execute(given, observe)
+        values = {**self._constants, **inputs}
+        memories = {t.untyped_storage().data_ptr() for t in values.values()}
+        outputs = yield from self._plan.execute(values, observe)
         # A device copies its outputs; a view of a cache would change with the next step.
-        return [t.clone() if t.untyped_storage().data_ptr() in kept else t.contiguous() for t in outputs]
+        return [t.clone() if t.untyped_storage().data_ptr() in memories else t.contiguous() for t in outputs]
 
 
 def shapes(graph: Graph) -> dict[str, tuple[tuple[torch.dtype, tuple[int, ...]], ...]]:
@@ -81,18 +81,18 @@ def shapes(graph: Graph) -> dict[str, tuple[tuple[torch.dtype, tuple[int, ...]],
     Raises:
         LoweringError: as ``Interpreter``, or a shape depends on values of the inputs.
     """
-    given = {}
+    sources = {}
     for node in graph.nodes.values():
         if node.type in _GIVEN:
             dtype, shape = _declared(graph, node)
-            given[node.name] = torch.empty(shape, dtype=dtype, device="meta")
-    found = {}
+            sources[node.name] = torch.empty(shape, dtype=dtype, device="meta")
+    described = {}
 
     def note(node: Node, outputs: tuple[Tensor, ...]) -> None:
-        found[node.name] = tuple((t.dtype, tuple(t.shape)) for t in outputs)
+        described[node.name] = tuple((t.dtype, tuple(t.shape)) for t in outputs)
 
-    _alone(_Plan.of(graph).execute(given, note))
-    return found
+    _alone(_Plan.of(graph).execute(sources, note))
+    return described
 
 
 def _alone(run: Run) -> list[Tensor]:
@@ -111,7 +111,7 @@ class _Plan:
 
     ``calls``: the nodes that compute, bound to their operators. ``last``: a node -> the values nobody reads after
     it. ``owned``: writes that go into a value of the graph's own, which is copied first. ``detached``: nodes
-    whose result must not share memory with a cache, for the cache is written after them.
+    whose result must not share memory with a cache, which is written after them.
     """
 
     graph: Graph
@@ -123,8 +123,8 @@ class _Plan:
     @classmethod
     def of(cls, graph: Graph) -> _Plan:
         _check_order(graph)
-        held = (*_GIVEN, "Const", "NetOutput")
-        calls = {node.name: Call.of(node) for node in graph.nodes.values() if node.type not in held}
+        sources = (*_GIVEN, "Const", "NetOutput")
+        calls = {node.name: Call.of(node) for node in graph.nodes.values() if node.type not in sources}
         owned, detached = memory(graph)
         return cls(graph, calls, _last_reads(graph), owned, detached)
 
@@ -242,7 +242,7 @@ def _check_inputs(graph: Graph, inputs: Mapping[str, Tensor]) -> None:
 
 
 def _declared(graph: Graph, node: Node) -> tuple[torch.dtype, tuple[int, ...]]:
-    """What an input or a weight is; its description and, for a weight, its attributes must say the same."""
+    """Type and shape of an input or a weight; its description and, for a weight, its attributes must say the same."""
     (declared,) = node.output_types
     if declared.dtype is None or declared.shape is None:
         raise LoweringError(f"graph {graph.name}: {node.type} {node.name} declares no type or no shape")

@@ -31,18 +31,18 @@ def run_ranks(
         RequestError, LoweringError: as ``Interpreter.run``, or the ranks do not come to the same collective.
     """
     with torch.no_grad():
-        return _run([rank.started(given) for rank, given in zip(ranks, inputs, strict=True)], gathered)
+        return _run([rank.started(values) for rank, values in zip(ranks, inputs, strict=True)], gathered)
 
 
 def _run(runs: Sequence[Run], gathered: Gathered) -> list[list[Tensor]]:
     sent: list[Tensor | None] = [None] * len(runs)
     while True:
-        found = [_advanced(run, value) for run, value in zip(runs, sent, strict=True)]
-        met = [one for one in found if isinstance(one, Meeting)]
+        results = [_advanced(run, value) for run, value in zip(runs, sent, strict=True)]
+        met = [result for result in results if isinstance(result, Meeting)]
         if not met:
-            return [one for one in found if not isinstance(one, Meeting)]
+            return [result for result in results if not isinstance(result, Meeting)]
         _check(met, len(runs))
-        brought = gathered([one.value for one in met])
+        brought = gathered([meeting.value for meeting in met])
         if ranks_of(met[0].node.attributes) != len(brought):
             node = met[0].node
             raise LoweringError(

@@ -48,8 +48,8 @@ def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> b
     """
     signature = step.signature
     numbers = {spec.name: i for i, spec in enumerate(signature.outputs)}
-    given = dict(zip((s.name for s in signature.inputs), program.graph_signature.user_inputs, strict=True))
-    written = {str(given[cache]): numbers[output] for output, cache in signature.aliases.items()}
+    placeholders = dict(zip((s.name for s in signature.inputs), program.graph_signature.user_inputs, strict=True))
+    written = {str(placeholders[cache]): numbers[output] for output, cache in signature.aliases.items()}
     graph = convert(program, written, signature.name)
     inputs, constants, embedded = _placeholders(step, program)
     for op in graph.op:
@@ -122,12 +122,14 @@ def _as_const(op: Any, value: Tensor) -> None:
 def _describe_operands(graph: Any) -> None:
     """Operands that are an input or a weight are described by the type that it lies in: the trace had another one. GE
     infers types anew, but whoever reads the file alone believes it."""
-    held = {op.name: op.output_desc[0].dtype for op in graph.op if op.type in (*SOURCES, "FileConstant", "Const")}
+    types = {op.name: op.output_desc[0].dtype for op in graph.op if op.type in (*SOURCES, "FileConstant", "Const")}
     for op in graph.op:
-        given = [text.rpartition(":") for text in op.input]
-        for (name, _, output), desc in zip((one for one in given if one[2] != "-1"), op.input_desc, strict=False):
-            if name in held and output == "0":
-                desc.dtype = held[name]
+        sources = [text.rpartition(":") for text in op.input]
+        for (name, _, output), desc in zip(
+            (source for source in sources if source[2] != "-1"), op.input_desc, strict=False
+        ):
+            if name in types and output == "0":
+                desc.dtype = types[name]
 
 
 def _list_ports(op: Any) -> None:

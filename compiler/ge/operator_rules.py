@@ -1,4 +1,4 @@
-"""What every operator of our graphs accepts on an Ascend 910B or 910C: element types, ranks, sizes, layouts.
+"""Rules of every operator of our graphs on an Ascend 910B or 910C: element types, ranks, sizes, layouts.
 
 Element types and engines are a table of their own (``element_types``); an operator that it lacks has not been read
 about yet, which is a finding like any other. The rules of the fused attention are in ``constraints``.
@@ -69,7 +69,7 @@ Broken = tuple[Level, str]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is demanded beside the element types, and where that was read."""
+    """A demand besides the element types, and where it was read."""
 
     source: str
     find: Callable[[Use], Iterator[Broken]]
@@ -87,26 +87,26 @@ def broken(use: Use) -> Iterator[tuple[Level, str, str]]:
 
 def engines(graph: Graph, shapes: Mapping[str, tuple[Typed, ...]]) -> Counter[str]:
     """How many nodes run on which engine, those aside that run on none because they only hold or reshape values."""
-    found: Counter[str] = Counter()
+    counted: Counter[str] = Counter()
     for node in graph.nodes.values():
         if node.type in HELD or _taken_out(use := use_of(graph, node, shapes)):
             continue
         placed = placed_use(use)
-        found[placed.engine if placed is not None else "none"] += 1
-    return found
+        counted[placed.engine if placed is not None else "none"] += 1
+    return counted
 
 
 def use_of(graph: Graph, node: Node, shapes: Mapping[str, tuple[Typed, ...]]) -> Use:
     """A node with the types that it is given; ``shapes`` as ``interpreter.shapes`` infers them."""
     named = zip(node.operands, node.input_types, strict=False)
-    given = {declared.name: shapes[edge.node][edge.output] for edge, declared in named if edge is not None}
-    return Use(graph, node, given, shapes[node.name])
+    operands = {declared.name: shapes[edge.node][edge.output] for edge, declared in named if edge is not None}
+    return Use(graph, node, operands, shapes[node.name])
 
 
 def placed_use(use: Use) -> Placed | None:
     """Where GE runs a node, by its types; None where the table lacks its operator."""
-    given = {name: dtype for name, (dtype, _) in use.given.items()}
-    return place(use.node.type, given, [dtype for dtype, _ in use.results])
+    types = {name: dtype for name, (dtype, _) in use.given.items()}
+    return place(use.node.type, types, [dtype for dtype, _ in use.results])
 
 
 def _taken_out(use: Use) -> bool:
@@ -115,23 +115,24 @@ def _taken_out(use: Use) -> bool:
 
 
 def _types(use: Use) -> Iterator[Broken]:
-    """No row of the table: an error. The AI CPU alone, or a Cast that GE adds: a warning, for it costs time."""
+    """No row of the table: an error. The AI CPU alone, or a Cast that GE adds: a warning, because it costs time."""
     placed = placed_use(use)
-    asked = ", ".join(f"{name} {_short(dtype)}" for name, (dtype, _) in use.given.items())
+    operands = ", ".join(f"{name} {_short(dtype)}" for name, (dtype, _) in use.given.items())
     if placed is None:
         yield "error", f"no element types are known of operator {use.node.type}; read what it takes, and distil them"
     elif placed.engine == "none":
         nearest = f"; nearest: {placed.nearest}" if placed.nearest else ""
-        yield "error", f"no kernel takes {asked} for {_results(use)}{nearest}"
+        yield "error", f"no kernel takes {operands} for {_results(use)}{nearest}"
     elif placed.engine == "AI CPU":
         yield (
             "warning",
-            f"AI CPU, about {_ai_cpu_s(use) * 1e6:.0f} us: no kernel of the AI Core takes {asked} for {_results(use)}",
+            f"AI CPU, about {_ai_cpu_s(use) * 1e6:.0f} us: no kernel of the AI Core takes {operands}"
+            f" for {_results(use)}",
         )
     elif placed.raised:
         yield (
             "warning",
-            f"GE casts {', '.join(placed.raised)} to float32, a kernel each: none takes {asked} for {_results(use)}",
+            f"GE casts {', '.join(placed.raised)} to float32, a kernel each: none takes {operands} for {_results(use)}",
         )
 
 
@@ -184,7 +185,7 @@ def _apply_rotary(use: Use) -> Iterator[Broken]:
 
 
 def _other_reader(graph: Graph, edge: Edge, name: str) -> str:
-    """Who else has the memory behind an edge: another reader, or the world outside of the graph; "" if nobody."""
+    """Who else has the memory of an edge: another reader, or the world outside of the graph; "" if nobody."""
     while True:
         for reader, number in graph.readers(edge.node):
             if reader.name != name and reader.inputs[number] == edge:
@@ -263,9 +264,9 @@ def _int4_matmul(use: Use) -> Iterator[Broken]:
     ):
         yield "error", f"scales are {list(scale)}; expected {[words[0] // group, outputs]}, offsets like them"
     bias = use.given.get("bias")
-    wanted = torch.float32 if use.given["x"][0] is torch.bfloat16 else torch.float16
-    if bias is not None and bias != (wanted, (outputs,)):
-        yield "error", f"bias is {bias[0]} {list(bias[1])}; expected {wanted} {[outputs]}"
+    kind = torch.float32 if use.given["x"][0] is torch.bfloat16 else torch.float16
+    if bias is not None and bias != (kind, (outputs,)):
+        yield "error", f"bias is {bias[0]} {list(bias[1])}; expected {kind} {[outputs]}"
 
 
 def _batch_matmul(use: Use) -> Iterator[Broken]:
@@ -309,10 +310,10 @@ def _gating(use: Use) -> Iterator[Broken]:
 
 def _routing(use: Use) -> Iterator[Broken]:
     places = math.prod(use.shape("expert_idx"))
-    wanted = {"active_num": (places,), "drop_pad_mode": (0,), "expert_tokens_num_type": (1, 2), "quant_mode": (-1, 1)}
-    for name, values in {**wanted, "expert_tokens_num_flag": (True,)}.items():
-        if (given := attribute(use.node, name)) not in values:
-            yield "error", f"{name} is {given}; expected {' or '.join(map(str, values))}"
+    covered = {"active_num": (places,), "drop_pad_mode": (0,), "expert_tokens_num_type": (1, 2), "quant_mode": (-1, 1)}
+    for name, values in {**covered, "expert_tokens_num_flag": (True,)}.items():
+        if (value := attribute(use.node, name)) not in values:
+            yield "error", f"{name} is {value}; expected {' or '.join(map(str, values))}"
     if not 0 <= (experts := attribute(use.node, "expert_num")) <= 10240:
         yield "error", f"{experts} experts; expected at most 10240"
 
@@ -337,10 +338,10 @@ def _collective(use: Use) -> Iterator[Broken]:
     if not group or len(group) > 128:
         yield "error", f"a group's name of {len(group)} characters; expected 1 to 128"
     edge = use.node.input("x")
-    if edge is not None and (held := _held(use.graph, edge)):
+    if edge is not None and (source := _held(use.graph, edge)):
         yield (
             "error",
-            f"sends {held}, whose address a static graph cannot refresh; expected a computed tensor ({_HCOM})",
+            f"sends {source}, whose address a static graph cannot refresh; expected a computed tensor ({_HCOM})",
         )
     if any(reader.type == "NetOutput" for reader, _ in use.graph.readers(use.node.name)):
         yield "error", f"its result is an output of the graph; expected another operator behind it ({_HCOM})"
@@ -349,7 +350,7 @@ def _collective(use: Use) -> Iterator[Broken]:
 
 
 def _held(graph: Graph, edge: Edge) -> str:
-    """What of the graph's inputs and weights an edge is a view of; "" if it is computed."""
+    """The input or weight that an edge is a view of; "" if it is computed."""
     node = graph.nodes[edge.node]
     while node.type in VIEWS:
         first = node.inputs[0]

@@ -35,9 +35,9 @@ def prove_in_place(graph: Graph, signature: StepSignature) -> list[InPlace]:
         LoweringError: names the cache and the node that breaks the proof.
     """
     caches = signature.caches
-    found = [node.name for node in graph.sources() if node.type == "RefData"]
-    if found != caches:
-        odd = sorted(set(found) ^ set(caches)) or found
+    stored = [node.name for node in graph.sources() if node.type == "RefData"]
+    if stored != caches:
+        odd = sorted(set(stored) ^ set(caches)) or stored
         raise LoweringError(f"graph {graph.name}: {odd[0]} is not a RefData exactly where the signature has a cache")
     return [_prove(graph, cache) for cache in caches]
 

@@ -1,5 +1,5 @@
 """Rows that are rounded where they are made: a norm or an activation that only integer products read takes over the
-DynamicQuant behind it, and the rounding to a half type in between goes."""
+DynamicQuant after it, and the rounding to a half type in between goes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 def round_inside(graph: fx.Graph) -> None:
-    """Puts the operators of `draftwood.kernels.rounded` in the place of pairs."""
+    """Puts the operators of `draftwood.kernels.rounded` instead of pairs."""
     npu = torch.ops.npu
     for node in list(graph.nodes):
         if node.target == npu.npu_add_rms_norm.default:
@@ -65,6 +65,6 @@ def _read_rounded(graph: fx.Graph, rows: fx.Node, made: fx.Node, scale: int) -> 
 
 def _before(graph: fx.Graph, node: fx.Node, target: Any, args: Any, options: dict[str, Any]) -> fx.Node:
     with graph.inserting_before(node):
-        made = graph.call_function(target, args, options)
-    made.meta = {"stack_trace": node.meta.get("stack_trace")}
-    return made
+        call = graph.call_function(target, args, options)
+    call.meta = {"stack_trace": node.meta.get("stack_trace")}
+    return call

@@ -28,14 +28,16 @@ def same_as_proved(definition: Any, constants: Sequence[Tensor], proved: Graph, 
     """
     fold_constants(definition)
     drop_dead(definition)
-    given = Graph.of(definition)
-    found, wanted = fingerprints(given, constants), fingerprints(proved, constants)
-    if _ends(given, found) == _ends(proved, wanted) and len(given.kernels) == len(proved.kernels):
+    graph = Graph.of(definition)
+    prints, proved_prints = fingerprints(graph, constants), fingerprints(proved, constants)
+    if _ends(graph, prints) == _ends(proved, proved_prints) and len(graph.kernels) == len(proved.kernels):
         return
-    there = set(found.values())
-    lost = next((proved.nodes[name] for name, print_ in wanted.items() if print_ not in there), proved.output)
-    known = set(wanted.values())
-    other = next((given.nodes[name] for name, print_ in found.items() if print_ not in known), given.output)
+    there = set(prints.values())
+    lost = next(
+        (proved.nodes[name] for name, fingerprint in proved_prints.items() if fingerprint not in there), proved.output
+    )
+    known = set(proved_prints.values())
+    other = next((graph.nodes[name] for name, fingerprint in prints.items() if fingerprint not in known), graph.output)
     raise LoweringError(
         f"{where}: this device's torchair makes another graph than the one that was proved: first at {lost.type}"
         f" {lost.name}, in whose place is {other.type}; build the bundle with this machine's torch_npu"
@@ -45,7 +47,7 @@ def same_as_proved(definition: Any, constants: Sequence[Tensor], proved: Graph, 
 def fingerprints(graph: Graph, constants: Sequence[Tensor] = ()) -> dict[str, str]:
     """Node -> how its value is computed.
 
-    Inputs, weights and ``constants`` go by type and shape, for a device numbers them otherwise.
+    Inputs, weights and ``constants`` go by type and shape, since a device numbers them otherwise.
     """
     names: dict[str, str] = {}
     for node in graph.nodes.values():
@@ -54,17 +56,17 @@ def fingerprints(graph: Graph, constants: Sequence[Tensor] = ()) -> dict[str, st
             text = str(node.output_types[0][1:3])
         elif node.type == "Const":
             value = node.attributes["value"]
-            held = any(value.dtype == one.dtype and torch.equal(value, one) for one in constants)
-            text = str(node.output_types[0][1:3]) if held else str(value.tolist())
+            known = any(value.dtype == constant.dtype and torch.equal(value, constant) for constant in constants)
+            text = str(node.output_types[0][1:3]) if known else str(value.tolist())
         else:
             # A group of ranks has another name on every device.
-            own = {k: v for k, v in sorted(node.attributes.items()) if not k.startswith("_") and k != "group"}
-            text = f"{node.type} {own} {inputs}"
+            attributes = {k: v for k, v in sorted(node.attributes.items()) if not k.startswith("_") and k != "group"}
+            text = f"{node.type} {attributes} {inputs}"
         names[node.name] = hashlib.sha256(text.encode()).hexdigest()
     return names
 
 
 def _ends(graph: Graph, names: dict[str, str]) -> list[str]:
-    """What reaches the outputs and the written caches."""
+    """The nodes that reach the outputs and the written caches."""
     ends = [names[edge.node] for edge in graph.output.operands if edge is not None]
     return ends + [names[node.name] for node in graph.nodes.values() if node.type in WRITES]

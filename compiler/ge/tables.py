@@ -1,4 +1,4 @@
-"""What a program computes of its own tables alone, computed before it is lowered.
+"""Values that a program computes of its own tables alone, computed before it is lowered.
 
 A file has such tables as constants, which are folded; a device holds them as parameters, with which nobody reckons
 beforehand. So both get the values.
@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.utils._python_dispatch import _disable_current_modes
 
-# Bytes of the largest value that is put in the place of its computation.
+# Bytes of the largest value that replaces its computation.
 MOST_FOLDED = 1 << 20
 
 
@@ -24,17 +24,17 @@ def fold_tables(program: ExportedProgram) -> None:
     graph, specs = program.graph, program.graph_signature.input_specs
     tables = {s.arg.name: program.constants[str(s.target)] for s in specs if s.target in program.constants}
     known: dict[fx.Node, Any] = {node: tables[node.name] for node in graph.nodes if node.name in tables}
-    behind = set(known)  # numbers of the code itself are constants everywhere
+    derived = set(known)  # numbers of the code itself are constants everywhere
     for node in graph.nodes:
         if node.op == "call_function" and _pure(node) and known.keys() >= {*node.all_input_nodes}:
             with _disable_current_modes():  # shapes are traced under tensors without values
                 value = node.target(*fx.node.map_arg(node.args, known.get), **fx.node.map_arg(node.kwargs, known.get))
             if not isinstance(value, Tensor) or value.nbytes <= MOST_FOLDED:
                 known[node] = value
-                behind |= {node} if behind & {*node.all_input_nodes} else set()
+                derived |= {node} if derived & {*node.all_input_nodes} else set()
     for node, value in known.items():
-        made = node.op == "call_function" and node in behind and isinstance(value, Tensor)
-        if made and not known.keys() >= {*node.users}:
+        computed = node.op == "call_function" and node in derived and isinstance(value, Tensor)
+        if computed and not known.keys() >= {*node.users}:
             _hold(program, node, value.contiguous())
     graph.eliminate_dead_code()
 
@@ -50,7 +50,9 @@ def _hold(program: ExportedProgram, node: fx.Node, value: Tensor) -> None:
     """A constant of the program in the node's place."""
     specs, name = program.graph_signature.input_specs, f"table_{node.name}"
     place = next(i for i, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT)
-    with program.graph.inserting_before(next(one for one in program.graph.nodes if one.name == specs[place].arg.name)):
+    with program.graph.inserting_before(
+        next(each for each in program.graph.nodes if each.name == specs[place].arg.name)
+    ):
         table = program.graph.placeholder(f"c_{name}")  # as torch.export names it when it decomposes
     table.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(table)

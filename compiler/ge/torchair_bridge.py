@@ -166,7 +166,7 @@ def _left(module: fx.GraphModule, example_inputs: object = None, config: object 
 
 @contextlib.contextmanager
 def _compiling(cache: Path, judge: Callable[[Any], None]) -> Iterator[None]:
-    """What a first launch needs and later ones do without."""
+    """The settings of a first launch, which later ones do without."""
     log = cache.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with _quiet(log), _torch_npu_absent(), _unrecovered(), _judged(judge), torch.no_grad():
@@ -174,8 +174,8 @@ def _compiling(cache: Path, judge: Callable[[Any], None]) -> Iterator[None]:
             yield
         except Exception as error:  # dynamo, torchair and GE raise classes of every kind
             *_, first = causes = list(_causes(error))
-            if (own := next((one for one in causes if isinstance(one, LoweringError)), None)) is not None:
-                raise own from None
+            if (ours := next((each for each in causes if isinstance(each, LoweringError)), None)) is not None:
+                raise ours from None
             reason = next((line.strip() for line in str(first).splitlines() if line.strip()), type(first).__name__)
             raise LoweringError(
                 f"torchair or GE cannot compile or start a step: {reason[:300]}; torchair's log is {log}, GE's are in"
@@ -226,7 +226,7 @@ def devices() -> Any:
 
 @contextlib.contextmanager
 def profiled(folder: str) -> Iterator[None]:
-    """What the device runs in the body, written into a folder by torch_npu's profiler."""
+    """The device's operators in the body, written into a folder by torch_npu's profiler."""
     torch_npu = importlib.import_module("torch_npu")
     with torch_npu.profiler.profile(on_trace_ready=torch_npu.profiler.tensorboard_trace_handler(folder)):
         yield
@@ -355,22 +355,22 @@ def _quiet(log: Path | None = None) -> Iterator[None]:
 
     ``log`` is a file that is written anew with all that torchair says.
     """
-    logger, shown = logging.getLogger("torchair"), bool(os.environ.get(SHOWN))
+    logger, on_screen = logging.getLogger("torchair"), bool(os.environ.get(SHOWN))
     level, levels = logger.level, [(handler, handler.level) for handler in logger.handlers]
-    logger.setLevel(logging.INFO if log or shown else logging.CRITICAL)
-    for handler in () if shown else tuple(logger.handlers):
+    logger.setLevel(logging.INFO if log or on_screen else logging.CRITICAL)
+    for handler in () if on_screen else tuple(logger.handlers):
         handler.setLevel(logging.CRITICAL)
-    kept = logging.FileHandler(log, mode="w", encoding="utf-8") if log else None
-    if kept is not None:
-        logger.addHandler(kept)
+    file = logging.FileHandler(log, mode="w", encoding="utf-8") if log else None
+    if file is not None:
+        logger.addHandler(file)
     with warnings.catch_warnings():
-        warnings.simplefilter("default" if shown else "ignore")
+        warnings.simplefilter("default" if on_screen else "ignore")
         try:
             yield
         finally:
-            if kept is not None:
-                logger.removeHandler(kept)
-                kept.close()
+            if file is not None:
+                logger.removeHandler(file)
+                file.close()
             logger.setLevel(level)
             for handler, before in levels:
                 handler.setLevel(before)
@@ -399,8 +399,8 @@ def _write_back(module: fx.GraphModule, written: Mapping[str, int]) -> None:
         for target, number in written.items():
             copy = graph.call_function(torch.ops.aten.copy_.default, (inputs[target], values[number]))
             copy.meta = dict(values[number].meta)
-    kept = set(range(len(values))) - set(written.values())
-    output.args = (tuple(values[number] for number in sorted(kept)),)
+    file = set(range(len(values))) - set(written.values())
+    output.args = (tuple(values[number] for number in sorted(file)),)
     module.recompile()
 
 
@@ -408,8 +408,8 @@ def _explain(error: Exception, module: fx.GraphModule, step: str) -> str:
     """One line: operator, step, source line, and torchair's reason."""
     text = str(error)
     reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    found = re.search(r"While executing %(\w+)", text)
-    node = next((n for n in module.graph.nodes if found and n.name == found[1]), None)
+    named = re.search(r"While executing %(\w+)", text)
+    node = next((n for n in module.graph.nodes if named and n.name == named[1]), None)
     if node is None:
         return f"step {step}: torchair cannot lower it: {reason[:300]}"
     return f"step {step}: operator {node.target} at {source_line(node)} cannot be lowered to GE: {reason[:300]}"

@@ -2,7 +2,7 @@
 
 GE's own combined form of external weights: raw tensors in one file, each on a 512-byte boundary, addressed by the
 attributes ``location``, ``offset`` and ``length`` of a FileConstant (docs/en/design/features/external_weight.md
-of GE's open source). An index beside the file says what lies where and which tensors of the checkpoint make it,
+of GE's open source). An index next to the file says what lies where and which tensors of the checkpoint make it,
 so that weights can be bound after the build.
 """
 
@@ -117,7 +117,7 @@ def map_npu_weights(folder: Path, index: WeightIndex) -> dict[str, Tensor]:
         BundleError: the weights are not there, or their file is too short.
     """
     maps: dict[str, np.memmap] = {}
-    found = {}
+    values = {}
     for name, constant in index.constants.items():
         if constant.location not in maps:
             maps[constant.location] = _map(folder / constant.location, folder)
@@ -126,12 +126,12 @@ def map_npu_weights(folder: Path, index: WeightIndex) -> dict[str, Tensor]:
             raise BundleError(f"{folder / constant.location}: ends before {name}; bind the weights again")
         dtype = getattr(torch, constant.dtype or index.dtype)
         try:
-            found[name] = torch.from_numpy(raw).view(dtype).view(constant.shape)
+            values[name] = torch.from_numpy(raw).view(dtype).view(constant.shape)
         except (RuntimeError, ValueError) as error:
             raise BundleError(
                 f"{folder / constant.location}: {name} does not fit its bytes ({error}); build it again"
             ) from error
-    return found
+    return values
 
 
 def _map(path: Path, folder: Path) -> np.memmap:

@@ -26,7 +26,7 @@ class Difference:
     original_perplexity: float
     # Share of positions at which both have the same best token.
     agreement: float
-    # Behind every block, the size of the states' difference over that of the original's.
+    # After every block, the size of the states' difference over that of the original's.
     errors: tuple[float, ...]
 
     @property

@@ -1,4 +1,4 @@
-"""What devices tell each other inside a step: two functional collectives of PyTorch, over the group of all ranks.
+"""The exchange between devices inside a step: two functional collectives of PyTorch, over the group of all ranks.
 
 torchair converts them to HcomAllReduce and HcomAllGather; on a CPU gloo executes them.
 """

@@ -25,10 +25,10 @@ Unit = Literal["heads", "kv_heads", "rows"]
 class Split:
     """How the weight of a layer is split.
 
-    ``side`` is the axis, of what the layer gives or of what it reads; ``units`` are the sections that stand one behind
+    ``side`` is the axis, of what the layer gives or of what it reads; ``units`` are the sections that stand one after
     the other along it, each of which is split by itself, sections of rows being equally long. ``joined`` says how a
-    result is made of the devices' ones: not at all, for the next layer reads its own device's part; by adding them up;
-    or side by side.
+    result is made of the devices' ones: not at all, since the next layer reads its own device's part; by adding them
+    up; or side by side.
     """
 
     side: Literal["outputs", "inputs"]
@@ -74,7 +74,7 @@ def cut(name: str, whole: Tensor, config: TeacherConfig, share: Share) -> Tensor
     """A device's part of the weight or bias ``name``; ``config`` is of the block that it belongs to.
 
     Rows past the end of what there is are zeros, which add nothing to a sum; logits of such rows are dropped. A bias
-    behind a sum is the first device's alone.
+    after a sum is the first device's alone.
     """
     layer, kind = layer_of(name)
     split = split_of(layer)
@@ -85,8 +85,8 @@ def cut(name: str, whole: Tensor, config: TeacherConfig, share: Share) -> Tensor
     axis = -1 if kind == "bias" or split.side == "inputs" else -2
     widths = {"heads": config.head_dim, "kv_heads": config.head_dim, "rows": 1}
     counts = {"heads": config.heads, "kv_heads": config.kv_heads}
-    given = sum(counts[unit] * widths[unit] for unit in split.units if unit != "rows")
-    rows = (whole.shape[axis] - given) // max(split.units.count("rows"), 1)
+    by_heads = sum(counts[unit] * widths[unit] for unit in split.units if unit != "rows")
+    rows = (whole.shape[axis] - by_heads) // max(split.units.count("rows"), 1)
     sections = [(counts.get(unit, rows), widths[unit]) for unit in split.units]
     pieces = whole.split([units * width for units, width in sections], axis)
     return torch.cat([_part(piece, axis, *size, share) for piece, size in zip(pieces, sections, strict=True)], axis)
@@ -94,20 +94,20 @@ def cut(name: str, whole: Tensor, config: TeacherConfig, share: Share) -> Tensor
 
 def _part(piece: Tensor, axis: int, units: int, width: int, share: Share) -> Tensor:
     first, count = share.of(units)
-    held = max(min(count, units - first), 0)
-    part = piece.narrow(axis, min(first, units) * width, held * width)
-    if held == count:
+    length = max(min(count, units - first), 0)
+    part = piece.narrow(axis, min(first, units) * width, length * width)
+    if length == count:
         return part
     shape = list(part.shape)
-    shape[axis] = (count - held) * width
+    shape[axis] = (count - length) * width
     return torch.cat((part, part.new_zeros(shape)), axis)
 
 
 def join(name: str, parts: Sequence[Tensor], config: TeacherConfig, whole: Sequence[int]) -> Tensor:
     """The weight of shape ``whole`` that `cut` made these ``parts`` of, one a device."""
-    found = torch.zeros(tuple(whole), dtype=parts[0].dtype)
-    order = torch.arange(found.numel(), dtype=torch.int64).view(found.shape) + 1
+    merged = torch.zeros(tuple(whole), dtype=parts[0].dtype)
+    order = torch.arange(merged.numel(), dtype=torch.int64).view(merged.shape) + 1
     for rank, part in enumerate(parts):
         places = cut(name, order, config, Share(rank, len(parts)))
-        found.view(-1)[places[places > 0] - 1] = part[places > 0]
-    return found
+        merged.view(-1)[places[places > 0] - 1] = part[places > 0]
+    return merged

@@ -1,4 +1,4 @@
-"""What one of several devices holds: which share of heads, of the feed-forward's width, of a vocabulary."""
+"""The part of one of several devices: its share of heads, of the feed-forward's width, of a vocabulary."""
 
 from __future__ import annotations
 

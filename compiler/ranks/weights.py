@@ -20,21 +20,21 @@ def rank_entries(
 ) -> list[WeightEntry]:
     """A rank's weights, in the order of ``entries``; ``block`` has the sizes of a drafter's blocks.
 
-    One whole tensor is in memory at a time. Beside the rows of an embedding stands the first token that they are of.
+    One whole tensor is in memory at a time. Next to the rows of an embedding stands the first token that they are of.
     """
-    found: list[WeightEntry] = []
-    own = family_of(teacher).parts(teacher).keys()
+    cut: list[WeightEntry] = []
+    names = family_of(teacher).parts(teacher).keys()
     for entry in entries:
         layer, _ = layer_of(entry.name)
         split = split_of(layer)
         if split is None or share.ranks == 1:
-            found.append(entry)
+            cut.append(entry)
             continue
-        found.append(_cut(entry, teacher if entry.name in own else block, share))
+        cut.append(_cut(entry, teacher if entry.name in names else block, share))
         if split is TOKENS:
             first = torch.tensor([share.of(entry.shape[0])[0]])
-            found.append(WeightEntry(f"{layer}.start", (1,), first.clone, dtype=torch.int64))
-    return found
+            cut.append(WeightEntry(f"{layer}.start", (1,), first.clone, dtype=torch.int64))
+    return cut
 
 
 def _cut(entry: WeightEntry, block: TeacherConfig, share: Share) -> WeightEntry:

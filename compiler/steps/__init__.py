@@ -1,1 +1,1 @@
-"""What a graph computes: prefill, decode and verify of the teacher, one file each, and their traces."""
+"""The steps that graphs compute: prefill, decode and verify of the teacher, one file each, and their traces."""

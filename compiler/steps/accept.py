@@ -33,8 +33,8 @@ class AcceptStep(nn.Module):
         features, settings = more[: bool(self.kept_rows)], more[bool(self.kept_rows) :]
         drawn, sure = sampled(logits, depths, Settings(*settings)) if settings else greedy(logits)
         path, length = walked(tokens, parents, depths, visible, drawn, self.places)
-        kept = path if self.kept_rows > 1 else path[-1:]
-        return (drawn, sure, path, length, *(rows.index_select(0, kept) for rows in features))
+        kept_rows = path if self.kept_rows > 1 else path[-1:]
+        return (drawn, sure, path, length, *(rows.index_select(0, kept_rows) for rows in features))
 
 
 def walked(
@@ -91,8 +91,8 @@ def accept_step(
 def rebuilt_accept(signature: StepSignature) -> Step:
     """The step that a signature came from."""
     places = next(spec.shape[0] for spec in signature.outputs if spec.name == "path")
-    kept = next((spec.shape[0] for spec in signature.outputs if spec.name == "features.out"), 0)
-    return Step(AcceptStep(draws_in(signature), int(places), int(kept)), signature)
+    rows = next((spec.shape[0] for spec in signature.outputs if spec.name == "features.out"), 0)
+    return Step(AcceptStep(draws_in(signature), int(places), int(rows)), signature)
 
 
 def draws_in(signature: StepSignature) -> Draws:

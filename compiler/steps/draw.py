@@ -34,7 +34,7 @@ _LEAST = float("-inf")
 class Settings(NamedTuple):
     """How the rows are drawn, as inputs of a graph.
 
-    ``keys`` int32 [3, rounds, L] are those of the positions behind the text, one a level; the others are float32 [1],
+    ``keys`` int32 [3, rounds, L] are those of the positions after the text, one a level; the others are float32 [1],
     or [T, 1] where rows are of several texts: ``top_k`` is V where it is off, ``top_p`` is 2.
     """
 
@@ -66,20 +66,20 @@ def greedy(logits_TV: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sampled(logits_TV: Tensor, levels_T: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
-    """The same with noise; ``levels`` int64 [T] says which of the keys is a row's. A row that is not sure has any."""
+    """Acceptance with noise; ``levels`` int64 [T] says which of the keys is a row's. A row that is not sure has any."""
     vocabulary = logits_TV.shape[-1]
     # Of a top-p of at most 1 the product is at most the vocabulary.
     free_1 = settings.top_p_1 * settings.top_k_1 >= ALL_MASS * vocabulary
-    found = _candidates(logits_TV.float(), levels_T, settings, free_1)
-    possible_TK, certain_TK = _kept(found, settings, free_1, vocabulary)
+    candidates = _candidates(logits_TV.float(), levels_T, settings, free_1)
+    possible_TK, certain_TK = _kept(candidates, settings, free_1, vocabulary)
     second_T1 = torch.ops.draftwood.best(possible_TK, 2)[0][:, 1:]
     best_T1, at_T1 = torch.ops.draftwood.best(certain_TK, 1)
     # A winner that is not certainly kept is the second here at best. Any token that was not looked at may be drawn,
     # too, without top-k and top-p; with them it may not, and is far below.
-    ahead_T1 = best_T1 - torch.maximum(second_T1, found.unseen_T1) > MARGIN
+    ahead_T1 = best_T1 - torch.maximum(second_T1, candidates.unseen_T1) > MARGIN
     # NaN where the logits hold one, or +inf, or nothing but -inf.
-    sure_T1 = ahead_T1 & (found.mass_T1 < float("inf"))
-    return torch.ops.draftwood.picked(found.ids_TK, at_T1).squeeze(1).long(), sure_T1.squeeze(1)
+    sure_T1 = ahead_T1 & (candidates.mass_T1 < float("inf"))
+    return torch.ops.draftwood.picked(candidates.ids_TK, at_T1).squeeze(1).long(), sure_T1.squeeze(1)
 
 
 def _candidates(logits_TV: Tensor, levels_T: Tensor, settings: Settings, free_1: Tensor) -> Candidates:
@@ -128,7 +128,7 @@ def _kept(found: Candidates, settings: Settings, free_1: Tensor, vocabulary: int
     """The totals [T, K] of what top-k and top-p may keep, and of what they certainly keep; -inf stands for the others.
 
     Tokens are ranked by logit, ties by lower id; top-p keeps what has less than its mass before it, and the first. What
-    equals the best token that was not looked at may stand behind it; where it may be kept all the same, so may others
+    equals the best token that was not looked at may come after it; if it may be kept all the same, so may others
     that were not looked at: its total is +inf, which makes no row sure.
     """
     height_TK, ids_TK = found.height_TK, found.ids_TK

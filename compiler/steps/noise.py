@@ -1,7 +1,7 @@
 """The shared noise inside a graph: `draftwood.noise` in int32 and fp32.
 
-The whole numbers have the bits of the host's. What is made of them is fp32, for a device has no wider numbers that are
-fast; so a G is off by some 1e-6, and by as much as the device's logarithm is.
+The whole numbers have the bits of the host's. What is made of them is fp32, since a device has no wider numbers that
+are fast; so a G is off by some 1e-6, and by as much as the device's logarithm is.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _MIDDLE = 0xFFFF00
 
 
 def round_numbers(keys: Tensor) -> Tensor:
-    """What the cipher reckons with, int32 [2, rounds, L], of keys int32 [3, rounds, L], those of the positions.
+    """The cipher's numbers, int32 [2, rounds, L], of keys int32 [3, rounds, L], those of the positions.
 
     A round's ``(y + first) * (y + second) + added`` is ``y * (y + sum) + rest``: an operator fewer, and no number on
-    the way leaves int32, for the sum is between -2^16 and -49152, and y between 0 and 2^16.
+    the way leaves int32, since the sum is between -2^16 and -49152, and y between 0 and 2^16.
     """
     first, second, added = keys.unbind(0)
     return torch.stack((first + second, torch.ops.draftwood.multiply_add(added, first, second)))
@@ -59,10 +59,10 @@ def level_noise(keys: Tensor, vocabulary: int, ids_U: Tensor | None = None) -> T
         own_LBX = own_noise(numbers, ids_BX.view(1, -1)).unflatten(1, (blocks, BLOCK))
         nearest_LBX = torch.where(lane_LB[..., None] == lanes_X, 0.0, own_LBX)
         return -torch.log(nearest_LBX + least_LB[..., None]).flatten(1)[:, :vocabulary]
-    found = ids_U.to(torch.int32)
-    own_LU, block_U = own_noise(numbers, found[None]), ids_U // BLOCK
+    ids = ids_U.to(torch.int32)
+    own_LU, block_U = own_noise(numbers, ids[None]), ids_U // BLOCK
     least_LU, lane_LU = (table.index_select(1, block_U) for table in (least_LB, lane_LB))
-    return -torch.log(torch.where(lane_LU == (found & (BLOCK - 1)), 0.0, own_LU) + least_LU)
+    return -torch.log(torch.where(lane_LU == (ids & (BLOCK - 1)), 0.0, own_LU) + least_LU)
 
 
 def ciphered(upper: Tensor, lower: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:

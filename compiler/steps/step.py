@@ -1,4 +1,4 @@
-"""What a step is: a module to be traced and its declared signature.
+"""A step: a module to be traced and its declared signature.
 
 A signature lists names, dtypes and shapes in call order, and which output is written into which input.
 The caches come last, key then value of every layer.
@@ -65,7 +65,7 @@ def tensor(name: str, dtype: str, *shape: int | str) -> TensorSignature:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSizes:
-    """What all static steps of a target share: the branch's rows, the path's slots, the element type."""
+    """Sizes that all static steps of a target share: the branch's rows, the path's slots, the element type."""
 
     branch_rows: int
     path_rows: int
@@ -86,14 +86,14 @@ def cached(
 ) -> StepSignature:
     """The signature of a step whose ``caches`` come last and are written in place; all have one shape, or one each."""
     shapes = cache_shape if isinstance(cache_shape, Mapping) else dict.fromkeys(caches, cache_shape)
-    given = [tensor(name, dtype, *shape) for name, shape in shapes.items()]
+    tensors = [tensor(name, dtype, *shape) for name, shape in shapes.items()]
     written = [tensor(f"{name}.out", dtype, *shape) for name, shape in shapes.items()]
     return StepSignature(
         name=name,
         kind=kind,
         rows=rows,
         slots=slots,
-        inputs=(*inputs, *given),
+        inputs=(*inputs, *tensors),
         outputs=(*outputs, *written),
         aliases={f"{name}.out": name for name in shapes},
         batch=batch,

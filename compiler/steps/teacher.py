@@ -1,4 +1,4 @@
-"""What the teacher's steps share: the module around the decoder, and the parts of their signatures."""
+"""Common parts of the teacher's steps: the module around the decoder, and the parts of their signatures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TeacherStep(nn.Module):
         self.decoder, self.form, self.branch_rows = decoder, form, branch_rows
 
     def outputs(self, out: StepOutput, branch: bool) -> tuple[Tensor, ...]:
-        """What the step returns, in the order of its signature."""
+        """The step's results, in the order of its signature."""
         tail = (self._padded(out.branch_L2TKD),) if branch else ()
         return (out.logits_RV, out.choice_R, out.features_RF, *tail, *out.caches)
 
@@ -41,7 +41,7 @@ def cache_shape(config: TeacherConfig, slots: int, form: Form) -> tuple[int, int
 
 
 def commit_inputs(config: TeacherConfig, sizes: StepSizes) -> list[TensorSignature]:
-    """What a static step moves from the branch into the caches before it writes its own rows."""
+    """The rows that a static step moves from the branch into the caches before it writes its own rows."""
     branch = (config.layers, 2, sizes.branch_rows, config.kv_heads, config.head_dim)
     return [
         tensor("committed", "int64", 1),

@@ -32,8 +32,8 @@ class VerifyTextsStep(TeacherStep):
         missing = max(0, self.branch_rows - rows)
         padding = out.branch_L2TKD.new_zeros(layers, two, texts, missing, heads, dim)
         whole = torch.cat((out.branch_L2TKD, padding), 3) if missing else out.branch_L2TKD
-        own = [branch.squeeze(2) for branch in whole.split(1, 2)]
-        return (out.logits_RV, out.choice_R, out.features_RF, *own, *out.caches)
+        split = [branch.squeeze(2) for branch in whole.split(1, 2)]
+        return (out.logits_RV, out.choice_R, out.features_RF, *split, *out.caches)
 
 
 def verify_texts_step(decoder: Decoder, sizes: StepSizes, texts: int, rows: int, slots: int) -> Step:
@@ -85,7 +85,7 @@ class AcceptTextsStep(nn.Module):
         paths, lengths = zip(*(walked(t, p, d, v, r, self.places) for t, p, d, v, r in trees), strict=True)
         kept = [path if self.kept_rows > 1 else path[-1:] for path in paths]
         rows = depths.shape[1]
-        read = (all_XF.index_select(0, own + i * rows) for all_XF in features for i, own in enumerate(kept))
+        read = (all_XF.index_select(0, split + i * rows) for all_XF in features for i, split in enumerate(kept))
         return (drawn_BT, sure_X.view(depths.shape), torch.stack(paths), torch.cat(lengths), *read)
 
     def _drawn(self, logits_XV: Tensor, depths_BT: Tensor, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -98,8 +98,8 @@ class AcceptTextsStep(nn.Module):
 
 
 def _apart(each: Tensor) -> list[Tensor]:
-    """What every text has of it."""
-    return [one.squeeze(0) for one in each.split(1)]
+    """The part of every text."""
+    return [text.squeeze(0) for text in each.split(1)]
 
 
 def accept_texts_step(
@@ -135,7 +135,7 @@ def accept_texts_step(
 
 
 def _draw_inputs(texts: int, levels: int) -> list[TensorSignature]:
-    """`accept.draw_inputs` of all texts, one behind the other."""
+    """`accept.draw_inputs` of all texts, one after the other."""
     numbers = [tensor(name, "float32", texts) for name in ("temperature", "top_k", "top_p")]
     return [tensor("keys", "int32", 3, ROUNDS, texts * levels), *numbers]
 

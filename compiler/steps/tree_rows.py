@@ -67,12 +67,12 @@ class FixedRows(nn.Module):
 
     def __init__(self, trees: Sequence[Topology], bounds: Sequence[float], candidates: int) -> None:
         super().__init__()
-        found, self.ranked = [tensorize(tree) for tree in trees], bool(candidates)
+        buffers, self.ranked = [tensorize(tree) for tree in trees], bool(candidates)
         tables = {
-            "parents_CT": _stacked(found, lambda tree: tree.parents),
-            "depths_CT": _stacked(found, lambda tree: tree.depths),
-            "visible_CTT": _stacked(found, lambda tree: tree.mask),
-            "place_CM": _stacked(found, lambda tree: (tree.depths[1:] - 1) * candidates + tree.ranks[1:]),
+            "parents_CT": _stacked(buffers, lambda tree: tree.parents),
+            "depths_CT": _stacked(buffers, lambda tree: tree.depths),
+            "visible_CTT": _stacked(buffers, lambda tree: tree.mask),
+            "place_CM": _stacked(buffers, lambda tree: (tree.depths[1:] - 1) * candidates + tree.ranks[1:]),
             "bounds_C": torch.tensor(bounds, dtype=torch.float32),
         }
         for name, table in tables.items():

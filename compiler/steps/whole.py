@@ -46,24 +46,24 @@ class WholeStep(nn.Module):
         self.rows, self.verify, self.accept = parts.rows, parts.verify.module, parts.accept.module
 
     def forward(self, *inputs):  # type: ignore[no-untyped-def]
-        given = dict(zip((spec.name for spec in self.signature.inputs), inputs, strict=True))
-        found = self._drafted(given)
-        rows: TreeRows = self.rows(given["root"], found)
+        values = dict(zip((spec.name for spec in self.signature.inputs), inputs, strict=True))
+        results = self._drafted(values)
+        rows: TreeRows = self.rows(values["root"], results)
         tree = {"tokens": rows.tokens, "parents": rows.parents, "depths": rows.depths, "visible": rows.visible}
-        verified = _ran(self.parts.verify, given | tree)
-        accepted = _ran(self.parts.accept, given | tree | verified)
+        verified = _ran(self.parts.verify, values | tree)
+        accepted = _ran(self.parts.accept, values | tree | verified)
         accepted["path.out"] = accepted.pop("path")
-        found |= verified | accepted | ({"class": rows.chosen} if rows.chosen is not None else {})
-        return tuple(found[spec.name] for spec in self.signature.outputs)
+        results |= verified | accepted | ({"class": rows.chosen} if rows.chosen is not None else {})
+        return tuple(results[spec.name] for spec in self.signature.outputs)
 
     def _drafted(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the draft step gives, the drafter's caches too."""
+        """The draft step's results, the drafter's caches too."""
         draft = self.parts.draft
         if draft is None:
             return {}
         noise = next(spec for spec in draft.signature.inputs if spec.name == "noise")
-        own = {name: given[DRAFT_INPUTS.get(name, name)] for name in _held(draft) - {"noise"}}
-        return _ran(draft, own | {"noise": self._noise(noise, given)})
+        read = {name: given[DRAFT_INPUTS.get(name, name)] for name in _held(draft) - {"noise"}}
+        return _ran(draft, read | {"noise": self._noise(noise, given)})
 
     def _noise(self, spec: TensorSignature, given: Mapping[str, Tensor]) -> Tensor:
         """[D, U]; a level that no tree of the bundle reaches has none."""
@@ -112,13 +112,13 @@ def _inputs(draws: Draws, draft: Step | None, verify: StepSignature, accept: Ste
 
 
 def _outputs(parts: WholeParts) -> list[TensorSignature]:
-    """What the host must know of draft and acceptance; then what stays on the device."""
+    """The outputs that the host must know of draft and acceptance; then what stays on the device."""
     draft, verify, accept = parts.draft, parts.verify.signature, parts.accept.signature
-    told = [spec for spec in draft.signature.outputs if spec.name in TOLD] if draft else []
+    reported = [spec for spec in draft.signature.outputs if spec.name in TOLD] if draft else []
     classes = len(getattr(parts.rows, "bounds_C", ()))
     reads = {"logits", "branch.out"} | {spec.name for spec in accept.inputs if spec.name == "features"}
     return [
-        *told,
+        *reported,
         *([tensor("class", "int64", 1)] if classes else []),
         *(_named(spec, "path.out" if spec.name == "path" else spec.name) for spec in accept.outputs),
         *(spec for spec in verify.outputs if spec.name in reads),
@@ -135,5 +135,5 @@ def _held(step: Step) -> set[str]:
 
 def _ran(step: Step, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A part's outputs by name."""
-    found = step.module(*(values[spec.name] for spec in step.signature.inputs))
-    return dict(zip((spec.name for spec in step.signature.outputs), found, strict=True))
+    results = step.module(*(values[spec.name] for spec in step.signature.inputs))
+    return dict(zip((spec.name for spec in step.signature.outputs), results, strict=True))

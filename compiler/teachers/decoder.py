@@ -274,7 +274,7 @@ class Decoder(nn.Module):
         return StepOutput(logits_RV, logits_RV.argmax(-1), features, written)
 
     def _border(self, number: int, added_TH: Tensor | None, residual_TH: Tensor) -> tuple[Tensor | None, Tensor]:
-        """What passes from block ``number - 1`` to ``number``, marked for who cuts the trace there."""
+        """The values that pass from block ``number - 1`` to ``number``, marked for who cuts the trace there."""
         if not self.borders:
             return added_TH, residual_TH
         mark = torch.ops.draftwood.border

@@ -1,6 +1,6 @@
 """Whether the files of a bundle are those that its manifest vouches for.
 
-At the top of a bundle anything may lie beside the manifest (a report of ``draftwood check``, a model card), for
+At the top of a bundle anything may lie next to the manifest (a report of ``draftwood check``, a model card), for
 nothing there is read. In its folders a file that the manifest does not list is refused: a tokenizer or a graph would
 pick it up by its name, and nobody vouches for it. What ATC compiles into ``npu/om`` is a product of the bundle.
 """
@@ -56,16 +56,16 @@ def _check_file(folder: Path, root: Path, name: str, listed: File) -> None:
     path = folder / name
     try:
         real = path.resolve(strict=True)
-        found = real.stat()
+        status = real.stat()
     except (OSError, RuntimeError):  # a circle of links is a RuntimeError before Python 3.13
         raise BundleError(f"{path}: missing; the manifest lists it; copy the whole bundle again") from None
     if not real.is_relative_to(root):
         raise BundleError(f"{path}: a link to {real}; expected a file inside the bundle; copy the file itself")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise BundleError(f"{path}: no regular file; expected one of {listed.bytes} bytes; copy the bundle again")
-    if found.st_size != listed.bytes:
+    if status.st_size != listed.bytes:
         raise BundleError(
-            f"{path}: altered or truncated ({found.st_size} bytes, expected {listed.bytes}); copy the bundle again"
+            f"{path}: altered or truncated ({status.st_size} bytes, expected {listed.bytes}); copy the bundle again"
         )
 
 

@@ -79,11 +79,11 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 def _one(message: memoryview, *path: int) -> int | memoryview | None:
     """The last field with this number, which is the one that counts; of messages within messages by their numbers."""
-    found: int | memoryview | None = None
+    last: int | memoryview | None = None
     for number, value in fields(message):
         if number == path[0]:
-            found = value
-    return _one(bytes_of(found), *path[1:]) if found is not None and len(path) > 1 else found
+            last = value
+    return _one(bytes_of(last), *path[1:]) if last is not None and len(path) > 1 else last
 
 
 def _end(value_info: memoryview) -> tuple[str, tuple[str, list[int | str]]]:

@@ -66,20 +66,20 @@ class Bundle:
         manifest = read_manifest(folder)
         references.check_references(manifest, str(folder))
         files.check_files(folder, manifest.files)
-        found = _files(folder, manifest)
+        present = _files(folder, manifest)
         if verify is None:
-            verify = "fast" if found.proved("files") else "full"
+            verify = "fast" if present.proved("files") else "full"
         if verify == "full":
             files.check_digests(folder, manifest.files)
-            for one in manifest.graph_sets:
-                if one.target == "onnx":
-                    for graph in one.graphs:
-                        graphs.check_graph(folder, graph, one.weights)
+            for lowered in manifest.graph_sets:
+                if lowered.target == "onnx":
+                    for graph in lowered.graphs:
+                        graphs.check_graph(folder, graph, lowered.weights)
         _check_weights(folder, manifest, verify)
         trees = _trees(folder, manifest)
         if verify == "full":
-            found.remember("files")
-        return cls(folder, manifest, trees, found, verify)
+            present.remember("files")
+        return cls(folder, manifest, trees, present, verify)
 
     @cached_property
     def draft_ids(self) -> NDArray[np.int64] | None:
@@ -103,7 +103,7 @@ class Bundle:
 
     @cached_property
     def corpus(self) -> list[int]:
-        """Tokens of the text beside every other in which tokens are looked up; none where the bundle has no such text.
+        """Tokens of the text besides every other in which tokens are looked up; none where the bundle has no such text.
 
         Raises:
             BundleError: it cannot be read.
@@ -118,7 +118,7 @@ class Bundle:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """What texts can be held to; RequestError where they cannot."""
+        """Grammars that texts can be held to; RequestError if they cannot."""
         if self.tokenizer is None:
             raise RequestError(f"grammar: {self.folder} has no tokenizer, which says what its tokens spell")
         return Grammars(self.tokenizer.to_json(), self.manifest.dims.vocabulary, self.manifest.teacher.eos)
@@ -132,10 +132,10 @@ class Bundle:
 
     def npu_graphs(self) -> GraphSet:
         """The graphs for an NPU, of the first rank; BundleError where the bundle holds none."""
-        found = self.manifest.graph_set("ge")
-        if found is None:
+        graphs = self.manifest.graph_set("ge")
+        if graphs is None:
             raise BundleError(f"{self.folder}: holds no NPU graphs; build it with --target onnx,ge")
-        return found
+        return graphs
 
     def gear(self, name: str) -> Gear:
         """A gear by its name; RequestError lists what the bundle holds."""
@@ -155,24 +155,26 @@ def _files(folder: Path, manifest: Manifest) -> Files:
 
 def _check_weights(folder: Path, manifest: Manifest, verify: Verify) -> None:
     """Headers and sizes of all weights; every number of them where everything is looked at."""
-    held = _headers(folder, manifest)
-    for path, tensors in held.items():
+    headers = _headers(folder, manifest)
+    for path, tensors in headers.items():
         _check_positions(path, tensors, max(gear.slots for gear in manifest.gears))
     if verify == "full":
-        for path, tensors in held.items():
+        for path, tensors in headers.items():
             weights.check_values(path, tensors, manifest.dims.vocabulary)
 
 
 def _headers(folder: Path, manifest: Manifest) -> dict[Path, dict[str, weights.Tensor]]:
     """The tensors of all files of weights, as far as their form is known here."""
-    held: dict[Path, dict[str, weights.Tensor]] = {}
-    for one in manifest.graph_sets:
-        path = folder / one.weights
-        if one.index is not None:
-            held |= weights.read_index(folder / one.index, path) if one.weights in manifest.files else {}
-        elif one.target == "onnx" or path.suffix == ".safetensors":  # another target's own form is its engine's to read
-            held[path] = weights.read_header(path)
-    return held
+    headers: dict[Path, dict[str, weights.Tensor]] = {}
+    for lowered in manifest.graph_sets:
+        path = folder / lowered.weights
+        if lowered.index is not None:
+            headers |= weights.read_index(folder / lowered.index, path) if lowered.weights in manifest.files else {}
+        elif (
+            lowered.target == "onnx" or path.suffix == ".safetensors"
+        ):  # another target's own form is its engine's to read
+            headers[path] = weights.read_header(path)
+    return headers
 
 
 def _check_positions(path: Path, tensors: dict[str, weights.Tensor], longest: int) -> None:

@@ -40,7 +40,7 @@ _TEACHER = {*TEACHER_RESULTS}
 _WAITING = {"tokens", "features", "committed", "accepted"}
 # Kinds of several texts, by the kind of one text that they repeat.
 _REPEATED = {"batch": "step", "draft-texts": "draft"}
-# What a graph of each kind of the teacher takes and gives beside caches.
+# Inputs and outputs of the teacher's graphs by kind, besides caches.
 INPUTS = {
     "step": {"rows", "tokens", "queries", "results", "positions", "bias", "last", "total"},
     "bitwise": {"tokens", "positions", "rows", "index", "bias", "home", "weight", "chain", "nothing"},
@@ -75,12 +75,12 @@ def faults(manifest: Manifest) -> Iterator[str]:
     yield from _sets(manifest)
     yield from _listed(manifest)
     yield from _dims(manifest)
-    for one in manifest.graph_sets:
-        for graph in one.graphs:
+    for lowered in manifest.graph_sets:
+        for graph in lowered.graphs:
             # One that repeats another is held to that, below.
-            apart = [] if graph.kind in _REPEATED else [*_kind(graph), *_shapes(graph, manifest, one.ranks)]
-            own = [*_aliases(graph), *apart]
-            yield from (f"graph {graph.name}: {fault}" for fault in own)
+            apart = [] if graph.kind in _REPEATED else [*_kind(graph), *_shapes(graph, manifest, lowered.ranks)]
+            aliases = [*_aliases(graph), *apart]
+            yield from (f"graph {graph.name}: {fault}" for fault in aliases)
     for graphs in graph_sets(manifest):
         for gear in manifest.gears:
             yield from (f"gear {gear.name}: {fault}" for fault in _gear(gear, graphs, manifest))
@@ -93,7 +93,7 @@ def faults(manifest: Manifest) -> Iterator[str]:
 
 def graph_sets(manifest: Manifest) -> list[tuple[GraphSignature, ...]]:
     """The graphs of each target and rank; each set serves every gear by itself."""
-    return [one.graphs for one in manifest.graph_sets if one.graphs]
+    return [lowered.graphs for lowered in manifest.graph_sets if lowered.graphs]
 
 
 def _names(manifest: Manifest) -> Iterator[str]:
@@ -111,7 +111,7 @@ def _listed(manifest: Manifest) -> Iterator[str]:
     """Every file that is referred to is one that the manifest vouches for."""
     files = [graph.file for graphs in graph_sets(manifest) for graph in graphs]
     files += [tree.file for tree in manifest.trees if tree.file]
-    files += [one.index or one.weights for one in manifest.graph_sets]
+    files += [lowered.index or lowered.weights for lowered in manifest.graph_sets]
     files += ["tokenizer/tokenizer.json"] if manifest.tokenizer else []
     yield from (
         f"refers to {name}, which it does not list among its files" for name in files if name not in manifest.files
@@ -125,20 +125,21 @@ def _sets(manifest: Manifest) -> Iterator[str]:
     yield from (
         f"two graph sets are of {name}" for name in _twice(f"{s.target}, rank {s.rank}" for s in manifest.graph_sets)
     )
-    for one in manifest.graph_sets:
-        if not one.graphs:
-            yield f"graph set {one.target}, rank {one.rank}, has no graphs"
-        if one.rank >= one.ranks:
-            yield f"graph set {one.target}: rank {one.rank} of {one.ranks}; expected 0 to {one.ranks - 1}"
-        if one.target == "ge" and one.index is None:
+    for lowered in manifest.graph_sets:
+        if not lowered.graphs:
+            yield f"graph set {lowered.target}, rank {lowered.rank}, has no graphs"
+        if lowered.rank >= lowered.ranks:
+            last = lowered.ranks - 1
+            yield f"graph set {lowered.target}: rank {lowered.rank} of {lowered.ranks}; expected 0 to {last}"
+        if lowered.target == "ge" and lowered.index is None:
             yield "graph set ge has no weight index; expected the file that says where each weight lies"
-    ranks = {(one.target, one.ranks) for one in manifest.graph_sets}
+    ranks = {(lowered.target, lowered.ranks) for lowered in manifest.graph_sets}
     yield from (f"graph sets of {name} disagree about their number of ranks" for name in _twice(t for t, _ in ranks))
-    for target in dict.fromkeys(one.target for one in manifest.graph_sets):
+    for target in dict.fromkeys(lowered.target for lowered in manifest.graph_sets):
         sets = manifest.rank_sets(target)
         if len(sets) < sets[0].ranks:
             yield f"{len(sets)} graph sets of {target}; expected one for each of {sets[0].ranks} ranks"
-        if any(one.graphs != sets[0].graphs or one.precision != sets[0].precision for one in sets):
+        if any(lowered.graphs != sets[0].graphs or lowered.precision != sets[0].precision for lowered in sets):
             yield f"graph sets of {target} differ from rank to rank; expected the same graphs of all"
 
 
@@ -167,18 +168,18 @@ def _aliases(graph: GraphSignature) -> Iterator[str]:
     yield from (f"two of its inputs and outputs are named {name!r}" for name in _twice(names))
     yield from (f"two outputs are written into {name!r}" for name in _twice(graph.aliases.values()))
     for out, into in graph.aliases.items():
-        one, other = ends["out"].get(out), ends["in"].get(into)
-        if one is None or other is None:
+        source, other = ends["out"].get(out), ends["in"].get(into)
+        if source is None or other is None:
             yield f"alias {out} -> {into}: expected an output and an input of the graph"
-        elif (one.dtype, one.shape) != (other.dtype, other.shape):
-            yield f"alias {out} -> {into}: {_shown(one)} into {_shown(other)}; expected the same of both"
+        elif (source.dtype, source.shape) != (other.dtype, other.shape):
+            yield f"alias {out} -> {into}: {_shown(source)} into {_shown(other)}; expected the same of both"
 
 
 def _repeats(graph: GraphSignature, graphs: tuple[GraphSignature, ...]) -> Iterator[str]:
     """A graph that steps or drafts for several texts takes and gives for each what some graph does for one."""
     if graph.kind in _REPEATED:
-        alone = (one for one in graphs if one.kind == _REPEATED[graph.kind] and graph.batch > 1)
-        if graph not in (texts_signature(one, graph.batch).frozen_in(graph.file) for one in alone):
+        alone = (single for single in graphs if single.kind == _REPEATED[graph.kind] and graph.batch > 1)
+        if graph not in (texts_signature(single, graph.batch).frozen_in(graph.file) for single in alone):
             yield f"serves {graph.batch} texts; expected 2 or more, and of each what a graph of one takes and gives"
 
 
@@ -199,9 +200,9 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
     elif graph.kind == "whole":
         expected, outputs = _whole_ends(graph, small, results)
     elif graph.kind == "accept":
-        kept = small & {"features"}
-        expected = _ACCEPT | kept | (_DRAWS if small & _DRAWS else set())
-        outputs = [_PATH | ({"features.out"} if kept else set())]
+        read = small & {"features"}
+        expected = _ACCEPT | read | (_DRAWS if small & _DRAWS else set())
+        outputs = [_PATH | ({"features.out"} if read else set())]
     else:
         expected = (_WAITING if graph.aliases else {"features"}) | (small & {"noise"})
         outputs = [RANKED, DRAFTED, CHOSEN]
@@ -216,25 +217,25 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
 
 
 def _texts_ends(graph: GraphSignature, small: set[str]) -> tuple[set[str], list[set[str]]]:
-    """What a static graph of several texts takes and gives beside caches: branch and path of every text, the rest of
+    """Inputs and outputs of a static graph of several texts besides caches: branch and path of every text, the rest of
     all together; of acceptance the features of every text."""
     texts = range(graph.batch)
     if graph.kind == "texts":
-        own = {text_name(text, name) for text in texts for name in ("path", "branch")}
-        return _ROWS - {"path", "branch"} | own, [_TEACHER | {text_name(text, "branch.out") for text in texts}]
-    kept = small & {"features"}
-    expected = _ACCEPT | kept | (_DRAWS if small & _DRAWS else set())
-    return expected, [_PATH | ({text_name(text, "features.out") for text in texts} if kept else set())]
+        each = {text_name(text, name) for text in texts for name in ("path", "branch")}
+        return _ROWS - {"path", "branch"} | each, [_TEACHER | {text_name(text, "branch.out") for text in texts}]
+    read = small & {"features"}
+    expected = _ACCEPT | read | (_DRAWS if small & _DRAWS else set())
+    return expected, [_PATH | ({text_name(text, "features.out") for text in texts} if read else set())]
 
 
 def _whole_ends(graph: GraphSignature, small: set[str], results: set[str]) -> tuple[set[str], list[set[str]]]:
-    """What a whole step takes and gives beside caches, in one of the forms that it has."""
-    drafts, kept = small & {"features.in"}, results & {"features", "features.out"}
+    """Inputs and outputs of a whole step besides caches, in one of the forms that it has."""
+    drafts, states = small & {"features.in"}, results & {"features", "features.out"}
     waiting = _WHOLE_WAITING if set(graph.caches) & set(draft_cache_names(1)) else {"features.in"}
     expected = _WHOLE | (waiting if drafts else set()) | (_DRAWS if small & _DRAWS else set())
-    gives = _WHOLE_GIVES | ({"features", "features.out"} if kept else set())
-    told = [RANKED, RANKED | {"class"}, DRAFTED, DRAFTED | {"parents"}] if drafts else [set()]
-    return expected, [gives | one for one in told]
+    gives = _WHOLE_GIVES | ({"features", "features.out"} if states else set())
+    reported = [RANKED, RANKED | {"class"}, DRAFTED, DRAFTED | {"parents"}] if drafts else [set()]
+    return expected, [gives | result for result in reported]
 
 
 def _shapes(graph: GraphSignature, manifest: Manifest, ranks: int) -> Iterator[str]:
@@ -250,15 +251,15 @@ def _shapes(graph: GraphSignature, manifest: Manifest, ranks: int) -> Iterator[s
         layers, heads, width = drafter.layers, drafter.kv_heads, drafter.head_dim
     layers = 0 if graph.kind in ("accept", "accept-texts") else layers
     heads = heads_of_rank(heads, ranks)
-    own = _draft_caches(graph, manifest)
-    if graph.caches != [*own, *([] if drafts else cache_names(layers))]:
+    of_drafter = _draft_caches(graph, manifest)
+    if graph.caches != [*of_drafter, *([] if drafts else cache_names(layers))]:
         yield f"has caches {graph.caches}; expected key and value of {layers} layers, in order"
     settled = settled_names(layers) if graph.kind == "bitwise" else []
     slots = BLOCK_SLOTS if settled else graph.slots or 1
     pooled = graph.batch if graph.kind == "texts" else 1
     caches = dict.fromkeys((*graph.caches, *settled), heads * width * slots * pooled)
-    if own and drafter is not None:
-        caches |= dict.fromkeys(own, heads_of_rank(drafter.kv_heads, ranks) * drafter.head_dim * slots)
+    if of_drafter and drafter is not None:
+        caches |= dict.fromkeys(of_drafter, heads_of_rank(drafter.kv_heads, ranks) * drafter.head_dim * slots)
     pairs = {"logits": dims.vocabulary}
     pairs |= dict.fromkeys(("features", "features.in", "features.out"), drafter.features) if drafter else {}
     expected = _sizes(graph, manifest, ranks) | caches
@@ -279,7 +280,7 @@ def _draft_caches(graph: GraphSignature, manifest: Manifest) -> list[str]:
 def _sizes(graph: GraphSignature, manifest: Manifest, ranks: int) -> dict[str, int]:
     """Elements of the inputs and outputs that an engine fills or reads, by name."""
     dims, rows = manifest.dims, graph.rows or 1
-    found = {"tokens": rows, "committed": 1, "accepted": 1}
+    sizes = {"tokens": rows, "committed": 1, "accepted": 1}
     row = dims.layers * 2 * heads_of_rank(dims.kv_heads, ranks) * dims.head_dim
     if graph.kind == "bitwise":
         return dict.fromkeys(INPUTS["bitwise"], 1) | {"index": 3}
@@ -290,54 +291,54 @@ def _sizes(graph: GraphSignature, manifest: Manifest, ranks: int) -> dict[str, i
     if graph.kind == "texts":
         return _texts_sizes(graph, manifest, row)
     if graph.kind == "accept-texts":
-        one, texts = _accept_sizes(rows, manifest), range(graph.batch)
-        all_of = {name: size * graph.batch for name, size in one.items() if name != "features.out"}
+        single, texts = _accept_sizes(rows, manifest), range(graph.batch)
+        all_of = {name: size * graph.batch for name, size in single.items() if name != "features.out"}
         return all_of | {
-            text_name(text, "features.out"): one["features.out"] for text in texts if "features.out" in one
+            text_name(text, "features.out"): single["features.out"] for text in texts if "features.out" in single
         }
     if graph.kind in ("prefill", "decode", "verify", "whole"):
         branch = next((_elements(spec) for spec in graph.inputs if spec.name == "branch"), 0)
         padded = max(branch // row, dims.branch_rows)  # an NPU pads the branch of a bundle without trees
-        found |= {"path": dims.path_rows, "last": 1, "branch": padded * row, "branch.out": padded * row}
-        found |= {"depths": rows, "visible": rows**2, "choice": 1 if graph.kind == "prefill" else rows}
+        sizes |= {"path": dims.path_rows, "last": 1, "branch": padded * row, "branch.out": padded * row}
+        sizes |= {"depths": rows, "visible": rows**2, "choice": 1 if graph.kind == "prefill" else rows}
     if graph.kind == "whole":
-        found |= _whole_sizes(graph, manifest)
+        sizes |= _whole_sizes(graph, manifest)
     if manifest.drafter and "candidates" in graph.results:
         ranked = manifest.drafter.levels * manifest.drafter.candidates
-        found |= {"candidates": ranked, "scores": ranked}
-    return found
+        sizes |= {"candidates": ranked, "scores": ranked}
+    return sizes
 
 
 def _texts_sizes(graph: GraphSignature, manifest: Manifest, row: int) -> dict[str, int]:
-    """Of a graph that verifies the rows of several texts; ``row`` are the elements of a row of a branch."""
+    """Sizes of a graph that verifies the rows of several texts; ``row`` are the elements of a row of a branch."""
     dims, rows, texts = manifest.dims, graph.rows, range(graph.batch)
-    found = {"tokens": rows, "depths": rows, "visible": rows**2, "choice": rows, "committed": 1, "accepted": 1}
-    found |= {"logits": rows * dims.vocabulary}
+    sizes = {"tokens": rows, "depths": rows, "visible": rows**2, "choice": rows, "committed": 1, "accepted": 1}
+    sizes |= {"logits": rows * dims.vocabulary}
     branch = next((_elements(spec) for spec in graph.inputs if spec.name == text_name(0, "branch")), 0)
     padded = max(branch // row, dims.branch_rows)
-    own = {"path": dims.path_rows, "branch": padded * row, "branch.out": padded * row}
-    all_of = {name: size * graph.batch for name, size in found.items()}
-    return all_of | {text_name(text, name): size for text in texts for name, size in own.items()}
+    each = {"path": dims.path_rows, "branch": padded * row, "branch.out": padded * row}
+    all_of = {name: size * graph.batch for name, size in sizes.items()}
+    return all_of | {text_name(text, name): size for text in texts for name, size in each.items()}
 
 
 def _whole_sizes(graph: GraphSignature, manifest: Manifest) -> dict[str, int]:
     """Of what a whole step adds to its verify step's."""
     rows, places = graph.rows, manifest.dims.path_rows
-    found = _accept_sizes(rows, manifest)
-    kept = next((_elements(spec) for spec in graph.outputs if spec.name == "features.out"), 0)
-    found |= {"tokens": places, "waiting": 1, "root": 1, "path.out": places, "class": 1, "features.in": kept}
-    return found | {"drafted": rows - 1, "parents": rows, "scores": rows - 1}
+    sizes = _accept_sizes(rows, manifest)
+    features = next((_elements(spec) for spec in graph.outputs if spec.name == "features.out"), 0)
+    sizes |= {"tokens": places, "waiting": 1, "root": 1, "path.out": places, "class": 1, "features.in": features}
+    return sizes | {"drafted": rows - 1, "parents": rows, "scores": rows - 1}
 
 
 def _accept_sizes(rows: int, manifest: Manifest) -> dict[str, int]:
     dims, drafter = manifest.dims, manifest.drafter
-    found = {"tokens": rows, "parents": rows, "depths": rows, "visible": rows**2, "drawn": rows, "sure": rows}
-    found |= {"logits": rows * dims.vocabulary, "path": dims.path_rows, "length": 1}
-    found |= {"keys": 3 * ROUNDS * dims.path_rows, "temperature": 1, "top_k": 1, "top_p": 1}
+    sizes = {"tokens": rows, "parents": rows, "depths": rows, "visible": rows**2, "drawn": rows, "sure": rows}
+    sizes |= {"logits": rows * dims.vocabulary, "path": dims.path_rows, "length": 1}
+    sizes |= {"keys": 3 * ROUNDS * dims.path_rows, "temperature": 1, "top_k": 1, "top_p": 1}
     if drafter:  # one without caches reads the last row of a path alone
-        kept = dims.path_rows if drafter.layers else 1
-        found |= {"features": rows * drafter.features, "features.out": kept * drafter.features}
-    return found
+        path_rows = dims.path_rows if drafter.layers else 1
+        sizes |= {"features": rows * drafter.features, "features.out": path_rows * drafter.features}
+    return sizes
 
 
 def _classes(gear: Gear, tree: Tree, manifest: Manifest) -> Iterator[str]:
@@ -345,10 +346,10 @@ def _classes(gear: Gear, tree: Tree, manifest: Manifest) -> Iterator[str]:
     if not gear.class_trees:
         return
     classes = len(manifest.planning.bounds) + 1 if manifest.planning else 1
-    trees = {one.name: one for one in manifest.trees}
-    found = [tree, *(trees.get(name) for name in gear.class_trees)]
-    equal = all(one is not None and one.file is not None and one.rows == tree.rows for one in found)
-    if not equal or len(found) != classes:
+    trees = {each.name: each for each in manifest.trees}
+    alike = [tree, *(trees.get(name) for name in gear.class_trees)]
+    equal = all(other is not None and other.file is not None and other.rows == tree.rows for other in alike)
+    if not equal or len(alike) != classes:
         names = ", ".join((gear.tree, *gear.class_trees))
         yield f"expected {classes} trees of equal rows, one for each confidence class, got {names}"
 
@@ -367,9 +368,9 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
             f"graph {graph.name} is of kind {graph.kind}, {graph.rows} rows and KV length {graph.slots}; expected"
             f" {kind}, {tree.rows} and {gear.slots}"
         )
-    accepts = [one for one in graphs if one.kind == "accept" and one.rows == graph.rows]
-    draws = sorted(any(spec.name == "keys" for spec in one.inputs) for one in accepts)
-    if draws != [False, True] and any(one.kind == "accept" for one in graphs):
+    accepts = [accept for accept in graphs if accept.kind == "accept" and accept.rows == graph.rows]
+    draws = sorted(any(spec.name == "keys" for spec in accept.inputs) for accept in accepts)
+    if draws != [False, True] and any(each.kind == "accept" for each in graphs):
         yield f"expected two graphs that accept {graph.rows} rows, greedy and sampled, got {len(accepts)}"
     yield from _whole(gear, graph, graphs)
     yield from _classes(gear, tree, manifest)
@@ -385,29 +386,31 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
 
 def _whole(gear: Gear, verify: GraphSignature, graphs: tuple[GraphSignature, ...]) -> Iterator[str]:
     """The graphs that do whole steps of a gear, where a set has such: as its verify graph is, greedy and sampled."""
-    wholes = {one.name: one for one in graphs if one.kind == "whole"}
+    wholes = {whole.name: whole for whole in graphs if whole.kind == "whole"}
     for draws in ("greedy", "sampled") if wholes and not gear.looks_up else ():
-        found = wholes.get(whole_name(gear.name, draws))
-        sampled = found is not None and any(spec.name == "keys" for spec in found.inputs)
-        drafts = found is not None and any(spec.name == "features.in" for spec in found.inputs)
-        if found is None or (found.rows, found.slots) != (verify.rows, verify.slots):
+        whole = wholes.get(whole_name(gear.name, draws))
+        sampled = whole is not None and any(spec.name == "keys" for spec in whole.inputs)
+        drafts = whole is not None and any(spec.name == "features.in" for spec in whole.inputs)
+        if whole is None or (whole.rows, whole.slots) != (verify.rows, verify.slots):
             yield f"expected a graph {whole_name(gear.name, draws)} of {verify.rows} rows and KV length {verify.slots}"
         elif (sampled, drafts) != (draws == "sampled", gear.draft is not None):
-            yield f"graph {found.name} draws or drafts otherwise than its name and the gear say"
+            yield f"graph {whole.name} draws or drafts otherwise than its name and the gear say"
 
 
 def _drafts(
     gear: Gear, name: str, tree: Tree, named: Mapping[str, GraphSignature], manifest: Manifest
 ) -> Iterator[str]:
-    """The graphs that draft a gear's tree: a static one, and beside a step of any size one of any KV length."""
-    found = [named[one] for one in (f"{name}-kv{gear.slots}", name) if one in named and named[one].kind == "draft"]
-    if not found:
+    """The graphs that draft a gear's tree: a static one, and besides a step of any size one of any KV length."""
+    drafting = [
+        named[each] for each in (f"{name}-kv{gear.slots}", name) if each in named and named[each].kind == "draft"
+    ]
+    if not drafting:
         yield f"refers to draft graph {name!r}, which the manifest does not describe"
-    elif not any(graph.static for graph in found):
+    elif not any(graph.static for graph in drafting):
         yield f"no static graph {name} of KV length {gear.slots}; expected one beside that of any size"
-    elif found[-1].slots and any(graph.kind == "step" for graph in named.values()):
+    elif drafting[-1].slots and any(graph.kind == "step" for graph in named.values()):
         yield f"no graph {name} of any size; expected one beside the step of any size"
-    for graph in found:
+    for graph in drafting:
         yield from _draft(graph, tree, manifest.drafter.levels if manifest.drafter else 0)
 
 

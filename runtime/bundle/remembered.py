@@ -1,4 +1,4 @@
-"""What was proved of a bundle on this machine, so that hashing gigabytes is paid once.
+"""Proofs about a bundle on this machine, so that hashing gigabytes is paid once.
 
 A proof is remembered for exactly the files it was made of, as the file system tells them apart: device, inode, size,
 and the times of the last change to content and to inode, in nanoseconds. The record is an empty file whose name is
@@ -36,9 +36,9 @@ class Files:
         now, newest = time.time_ns(), 0
         lines = [f"{_VERSION} {file_digest(folder / MANIFEST_FILE)}"]
         for name in sorted(files):
-            found = (folder / name).stat()
-            times = found.st_mtime_ns, found.st_ctime_ns
-            lines.append(f"{found.st_dev} {found.st_ino} {found.st_size} {times} {name}")
+            status = (folder / name).stat()
+            times = status.st_mtime_ns, status.st_ctime_ns
+            lines.append(f"{status.st_dev} {status.st_ino} {status.st_size} {times} {name}")
             newest = max(newest, *times)
         return cls("\n".join(lines), newest < now - _TICK_NS)
 

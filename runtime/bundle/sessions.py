@@ -33,7 +33,7 @@ def check_session(session: Any, signature: GraphSignature, path: Path) -> None:
 
 
 def check_ends(signature: GraphSignature, path: Path, inputs: Ends, outputs: Ends) -> None:
-    """The same of inputs and outputs that were read from a graph in another way."""
+    """Checks inputs and outputs that were read from a graph in another way."""
     for what, got, declared in (("input", inputs, signature.inputs), ("output", outputs, signature.outputs)):
         expected = _declared(declared)
         for name in (*expected, *got):

@@ -44,7 +44,7 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """One tensor of the file: element type as safetensors spells it, shape, and byte range behind the header."""
+    """One tensor of the file: element type as safetensors spells it, shape, and byte range after the header."""
 
     dtype: str
     shape: tuple[_Offset, ...]
@@ -76,7 +76,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
             size = file.seek(0, 2)
     except OSError as error:
         raise BundleError(f"{path}: cannot be read: {error.strerror}; {_REBUILD}") from error
-    at, found = start, {}
+    at, tensors = start, {}
     for name, tensor in sorted(header.items(), key=lambda item: item[1].data_offsets):
         begin, end = (start + offset for offset in tensor.data_offsets)
         width = _WIDTHS.get(tensor.dtype)
@@ -87,10 +87,10 @@ def read_header(path: Path) -> dict[str, Tensor]:
                 f"{path}: {name} {tensor.dtype} {list(tensor.shape)} lies at bytes {begin} to {end}; expected it whole"
                 f" and behind the one before it, from {at}; {_REBUILD}"
             )
-        at, found[name] = end, msgspec.structs.replace(tensor, data_offsets=(begin, end))
+        at, tensors[name] = end, msgspec.structs.replace(tensor, data_offsets=(begin, end))
     if at != size:
         raise BundleError(f"{path}: {size} bytes; expected {at} by its header; copy the bundle again")
-    return found
+    return tensors
 
 
 def read_index(path: Path, weights: Path) -> dict[Path, dict[str, Tensor]]:
@@ -103,7 +103,7 @@ def read_index(path: Path, weights: Path) -> dict[Path, dict[str, Tensor]]:
         index = msgspec.json.decode(read_regular(path), type=_Index)
     except (OSError, *DAMAGED) as error:
         raise BundleError(f"{path}: no weight index ({error}); {_REBUILD}") from error
-    found: dict[Path, dict[str, Tensor]] = {}
+    tensors: dict[Path, dict[str, Tensor]] = {}
     for name, constant in index.constants.items():
         file, kind = path.parent / constant.location, _KINDS.get(constant.dtype or index.dtype, "")
         if file != weights and not Path(constant.location).is_absolute():
@@ -111,8 +111,8 @@ def read_index(path: Path, weights: Path) -> dict[Path, dict[str, Tensor]]:
         if constant.length != _WIDTHS.get(kind, 0) * math.prod(constant.shape):
             raise BundleError(f"{path}: {name}: {constant.length} bytes do not fit {list(constant.shape)}; {_REBUILD}")
         span = (constant.offset, constant.offset + constant.length)
-        found.setdefault(file, {})[name] = Tensor(kind, constant.shape, span)
-    return found
+        tensors.setdefault(file, {})[name] = Tensor(kind, constant.shape, span)
+    return tensors
 
 
 def read_ids(path: Path, tensor: Tensor) -> NDArray[np.int64]:
@@ -142,9 +142,10 @@ def check_values(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> Non
             for name, tensor in tensors.items():
                 if (at := _first_bad(file, tensor, vocabulary, f"{path}: ends inside {name}")) is not None:
                     place = [int(i) for i in np.unravel_index(at, tensor.shape)]
-                    wanted = "finite number" if tensor.dtype in _EXPONENTS else f"token id below {vocabulary}"
+                    expected = "finite number" if tensor.dtype in _EXPONENTS else f"token id below {vocabulary}"
                     raise BundleError(
-                        f"{path}: {name}{place} is no {wanted}; expected one in every place; take a checkpoint in order"
+                        f"{path}: {name}{place} is no {expected}; expected one in every place;"
+                        " take a checkpoint in order"
                         " and build the bundle again"
                     )
     except OSError as error:
@@ -152,7 +153,7 @@ def check_values(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> Non
 
 
 def _header(file: BinaryIO, path: Path) -> tuple[dict[str, Tensor], int]:
-    """The header as it stands, and where the bytes behind it begin."""
+    """The header as it stands, and where the bytes after it begin."""
     length = int.from_bytes(file.read(8), "little")
     if length > MOST_HEADER:
         raise BundleError(f"{path}: a header of {length} bytes; expected at most {MOST_HEADER}; {_REBUILD}")

@@ -1,4 +1,4 @@
-"""What decodes from a bundle, one file an engine, and the one place where an engine is chosen.
+"""Engines that decode from a bundle, one file each, and the one place where an engine is chosen.
 
 Engines are known by name. Those of the installed packages are entry points of the group ``draftwood.engines``, so one
 that needs the compiler lives above the runtime and registers like any other; ``register`` adds one to this process.
@@ -35,7 +35,7 @@ def engine_names() -> list[str]:
 
 def default_engine(bundle: Bundle) -> str:
     """The NPU's where machine and bundle have one, else the CPU's; of a quantised teacher with trees that branch the
-    one whose rows have the same bits in all of them, for a last bit can become a step of int8 there."""
+    one whose rows have the same bits in all of them, since a last bit can become a step of int8 there."""
     manifest = bundle.manifest
     if manifest.graph_set("ge") and npu_count():
         return "npu"
@@ -45,7 +45,7 @@ def default_engine(bundle: Bundle) -> str:
 
 
 def host_engine(bundle: Bundle) -> str:
-    """What decodes on this machine's processor where an NPU does not: its own engine, or eager PyTorch over the weights
+    """The engine of this machine's processor, without an NPU: its own engine, or eager PyTorch over the weights
     of graphs that are for an NPU alone."""
     name = default_engine(bundle) if bundle.manifest.graph_set("onnx") else "eager"
     return "cpu" if name == "npu" else name
@@ -60,10 +60,10 @@ def open_engine(bundle: Bundle, name: str | None = None, threads: int | None = N
     """
     name = name or default_engine(bundle)
     if name not in _registered:
-        found = list(entry_points(group=GROUP, name=name))
-        if not found:
+        points = list(entry_points(group=GROUP, name=name))
+        if not points:
             raise RequestError(f"--engine {name}: not known; expected one of {', '.join(engine_names())}")
-        return found[0].load()(bundle, threads)
+        return points[0].load()(bundle, threads)
     return _registered[name](bundle, threads)
 
 

@@ -19,7 +19,7 @@ from draftwood.runtime.speculation.kv_cache import KvCache
 
 # T new rows, O open slots, Z blocks that their tokens belong to
 
-# What a product of matrices sums in one go, by onnxruntime's kernels (MLAS): 256 open slots, beside 64 columns; 128
+# Terms that a product of matrices sums in one go, by onnxruntime's kernels (MLAS): 256 open slots, for 64 columns; 128
 # blocks of settled text; 128 dimensions of a head.
 MOST_OPEN, MOST_BLOCKS, MOST_DIM = 256, 128, 128
 
@@ -74,15 +74,15 @@ class BitwiseEngine(CpuEngine):
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which open slots each row sees [T, O], and which of the blocks each slot's token belongs to [Z, O]."""
         rows, first = len(depths_T), kv.settled * BLOCK_SLOTS
-        own = kv.length - first
-        open_slots = -(-(own + rows) // BLOCK_SLOTS) * BLOCK_SLOTS
+        of_block = kv.length - first
+        open_slots = -(-(of_block + rows) // BLOCK_SLOTS) * BLOCK_SLOTS
         seen_TO = np.zeros((rows, open_slots), np.bool_)
-        seen_TO[:, :own] = True
-        seen_TO[:, own : own + rows] = np.tri(rows, dtype=np.bool_) if mask_TT is None else mask_TT
+        seen_TO[:, :of_block] = True
+        seen_TO[:, of_block : of_block + rows] = np.tri(rows, dtype=np.bool_) if mask_TT is None else mask_TT
         block_O = np.arange(open_slots)
-        block_O[own : own + rows] = own + depths_T
+        block_O[of_block : of_block + rows] = of_block + depths_T
         block_O //= BLOCK_SLOTS
-        blocks = int(block_O[: own + rows].max()) + 1
+        blocks = int(block_O[: of_block + rows].max()) + 1
         return seen_TO, block_O == np.arange(blocks)[:, None]
 
 

@@ -24,7 +24,7 @@ def next_rows(left: int, room: int, sizes: tuple[int, ...]) -> int:
 
     Args:
         left: tokens of the prompt that are not in the cache, 1 or more.
-        room: rows that fit into the cache behind those that are, ``left`` or more.
+        room: rows that fit into the cache after those that are, ``left`` or more.
         sizes: rows of the graphs there are, ascending.
     """
     if not sizes:
@@ -40,9 +40,9 @@ def _first_rows(spare: int, sizes: tuple[int, ...]) -> list[int]:
     # By tokens left: what the launches cost, how many they are, and all their rows; the less the better, in that order.
     least, first = [(0, 0, 0)], [0]
     for left in range(1, _PEELED * sizes[-1] + 1):
-        found = [(_after(least[left - 1], 1), 0)]  # without a graph that fits, a token is a launch
-        found += [(_after(least[max(left - rows, 0)], rows), rows) for rows in sizes if rows <= left + spare]
-        best, rows = min(found, key=lambda one: (one[0], -one[1]))
+        ways = [(_after(least[left - 1], 1), 0)]  # without a graph that fits, a token is a launch
+        ways += [(_after(least[max(left - rows, 0)], rows), rows) for rows in sizes if rows <= left + spare]
+        best, rows = min(ways, key=lambda one: (one[0], -one[1]))
         least.append(best)
         first.append(rows)
     return first

@@ -69,9 +69,9 @@ class CpuEngine(Engine):
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
         dims, graph = bundle.manifest.dims, bundle.graph(self.graph_name)
         self._threads = threads
-        graphs = [one for one in bundle.manifest.graphs_of("onnx") if not one.slots]
+        graphs = [each for each in bundle.manifest.graphs_of("onnx") if not each.slots]
         # By texts; those for several are opened when they are first needed.
-        self._batches = {1: graph} | {one.batch: one for one in graphs if one.kind == "batch" and not self.bitwise}
+        self._batches = {1: graph} | {each.batch: each for each in graphs if each.kind == "batch" and not self.bitwise}
         self._opened: dict[int, Bindings] = {}
         self._opening = Turns()
         self.max_batch, self.batches = max(self._batches), tuple(sorted(self._batches))[1:]
@@ -79,9 +79,9 @@ class CpuEngine(Engine):
         super().__init__(bundle, graphs, self._drafts.run)
         self._bindings(1)
         # All of them now: a text should not wait for what its first draft would open.
-        for one in graphs:
-            if one.kind in ("draft", "extend"):
-                self._drafts.open(one)
+        for each in graphs:
+            if each.kind in ("draft", "extend"):
+                self._drafts.open(each)
         rows = (dims.branch_rows + 1) * self.max_batch
         self._logits_RV = np.zeros((rows, dims.vocabulary), np.float32)
         self._choice_R = np.zeros(rows, np.int64)
@@ -122,17 +122,17 @@ class CpuEngine(Engine):
         return Line(kv, draft.tokens_T, tree.depths, rows_R, tree.mask)
 
     def _with_company(self, lines: list[Line]) -> list[Line]:
-        """The lines, or a single row with an idle one beside it, where products would sum it in another order alone."""
+        """The lines, or a single row with an idle one, where products would sum it in another order alone."""
         alone = len(lines) == len(lines[0].tokens_T) == 1
         return [self._with_idle(lines[0])] if alone and self._differs_alone else lines
 
     def _with_idle(self, line: Line) -> Line:
-        """A row and the same once more behind it, which nobody reads; the next launch overwrites it."""
+        """A row and the same once more after it, which nobody reads; the next launch overwrites it."""
         return line._replace(tokens_T=line.tokens_T.repeat(2), depths_T=self._order[:2], mask_TT=None)
 
     @cached_property
     def _differs_alone(self) -> bool:
-        """Whether products give a row other bits alone than beside another, by a text of a few tokens.
+        """Whether products give a row other bits alone than next to another, by a text of a few tokens.
 
         On processors without AVX-512 onnxruntime's product of four-bit weights sums it in another order.
         """
@@ -143,8 +143,8 @@ class CpuEngine(Engine):
         kv.extended(PROBED)
         line = Line(kv, rows[:1], rows[:1], rows[:1], None)
         alone = self._launch([line])[0].logits_RV.copy()
-        beside = self._launch([self._with_idle(line)])[0].logits_RV
-        return not np.array_equal(alone.view(np.int32), beside.view(np.int32))
+        paired = self._launch([self._with_idle(line)])[0].logits_RV
+        return not np.array_equal(alone.view(np.int32), paired.view(np.int32))
 
     def make_ready(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
         if len(states) > 1:  # those for one are open
@@ -161,8 +161,8 @@ class CpuEngine(Engine):
         """One launch, whose rows have the bits that they have in any other."""
         outputs = self._launch(self._with_company(lines))
         return [
-            one._replace(features_RF=one.features_RF[: len(line.tokens_T)])  # without an idle row
-            for one, line in zip(outputs, lines, strict=True)
+            output._replace(features_RF=output.features_RF[: len(line.tokens_T)])  # without an idle row
+            for output, line in zip(outputs, lines, strict=True)
         ]
 
     def _launch(self, lines: list[Line]) -> list[TeacherOutput]:
@@ -182,13 +182,13 @@ class CpuEngine(Engine):
 
     def _shared_out(self, lines: list[Line], features: NDArray[np.float32]) -> list[TeacherOutput]:
         """Every text's rows of the outputs."""
-        found, row, feature = [], 0, 0
+        steps, row, feature = [], 0, 0
         for line in lines:
             count, read = len(line.rows_R), len(line.tokens_T) if self._all_rows else len(line.rows_R)
             rows = slice(row, row + count)
-            found.append(TeacherOutput(self._logits_RV[rows], self._choice_R[rows], features[feature : feature + read]))
+            steps.append(TeacherOutput(self._logits_RV[rows], self._choice_R[rows], features[feature : feature + read]))
             row, feature = row + count, feature + read
-        return found
+        return steps
 
     def _bindings(self, texts: int) -> Bindings:
         """The graph for so many texts, opened."""
@@ -202,12 +202,12 @@ class CpuEngine(Engine):
     def _nobody(self) -> Line:
         """A place that no text has taken."""
         if self._vacant is None:
-            kv, one = KvCache(self.bundle.manifest.dims, 2), self._order[:1]
-            self._vacant = Line(kv, one, one, one[:0], None)
+            kv, single = KvCache(self.bundle.manifest.dims, 2), self._order[:1]
+            self._vacant = Line(kv, single, single, single[:0], None)
         return self._vacant
 
     def _bind(self, bind: Bindings, text: str, line: Line, before: Before) -> None:
-        """What one text gives to a launch; its rows are counted behind those ``before`` it."""
+        """One text's inputs to a launch; its rows are counted after those ``before`` it."""
         bind.input(text_name(text, "rows"), before.rows + line.rows_R)
         bind.input(text_name(text, "tokens"), line.tokens_T)
         self._bind_attention(bind, text, line, before)

@@ -34,12 +34,12 @@ from draftwood.trees import Accepted, walk
 KEPT = ("logits", "features")
 STAYS = (*KEPT, "features.out", "features.in", "noise")
 
-# Runs the tree's rows behind the text, and leaves the outputs that the last argument gives buffers for.
+# Runs the tree's rows after the text, and leaves the outputs that the last argument gives buffers for.
 Launch = Callable[[GraphSignature, SequenceState, Draft, dict[str, Buffer]], object]
 
 
 class Left(NamedTuple):
-    """What a launch has left: buffers on the device, and of a whole step what it has accepted."""
+    """The remains of a launch: buffers on the device, and of a whole step what it has accepted."""
 
     buffers: dict[str, Buffer]
     rows: int
@@ -87,7 +87,7 @@ class DeviceParts:
         return bool(self._wholes)
 
     def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
-        """For every text a tree of the gear behind its root."""
+        """For every text a tree of the gear after its root."""
         return self._drafting.drafts(states, gears)
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[Left]:
@@ -96,19 +96,19 @@ class DeviceParts:
             return self._verified(states, drafts)
         (state,), (draft,) = states, drafts
         graph = self._tree_graph(draft.tree.rows, state.slots)
-        kept = self._kept_of(graph)
-        self._launch(graph, state, draft, kept)
-        return [Left(kept, graph.rows)]
+        stored = self._kept_of(graph)
+        self._launch(graph, state, draft, stored)
+        return [Left(stored, graph.rows)]
 
     def _verified(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[Left]:
         """Several texts, those of one pool in one launch."""
-        found: dict[int, Left] = {}
+        left: dict[int, Left] = {}
         for group, numbers in enumerate(self.texts.groups(states)):
             launched = self.texts.verify([states[n] for n in numbers], [drafts[n] for n in numbers], group)
             rows = launched.graph.rows
             for number, line in zip(numbers, launched.lines, strict=True):
-                found[number] = Left(launched.buffers, rows, None, line.number * rows, launched)
-        return [found[number] for number in range(len(states))]
+                left[number] = Left(launched.buffers, rows, None, line.number * rows, launched)
+        return [left[number] for number in range(len(states))]
 
     def whole(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> tuple[list[Draft], list[Left]] | None:
         """A step in one launch; None where its parts have launches of their own, as they have for several texts."""
@@ -126,7 +126,7 @@ class DeviceParts:
         return [draft], [Left(buffers, graph.rows, outputs | {"path": outputs["path.out"]})]
 
     def accept(self, states: Sequence[SequenceState], drafts: Sequence[Draft], verified: Sequence[Left]) -> list[Taken]:
-        """What was accepted of a draft, and the features of the path's rows, or its last.
+        """The accepted part of a draft, and the features of the path's rows, or its last.
 
         Raises:
             NumericError: the teacher's logits are no numbers.
@@ -135,38 +135,38 @@ class DeviceParts:
             verified = [self._accepted(states[0], drafts[0], verified[0])]
         elif len(states) > 1:
             verified = self._accepted_texts(states, verified)
-        return [self._taken(*one) for one in zip(states, drafts, verified, strict=True)]
+        return [self._taken(*each) for each in zip(states, drafts, verified, strict=True)]
 
     def _accepted_texts(self, states: Sequence[SequenceState], verified: Sequence[Left]) -> list[Left]:
         """Launches of accept graphs on what launches of several texts have left: one for those that draw alike."""
-        found = list(verified)
+        taken = list(verified)
         launches: dict[tuple[int, str], list[int]] = {}
         for number, (state, left) in enumerate(zip(states, verified, strict=True)):
             launches.setdefault((id(left.launched), draws_of(state.sampling)), []).append(number)
         for (_, draws), numbers in launches.items():
             launched = verified[numbers[0]].launched
             assert launched is not None, "several texts are verified by launches of several"
-            own = {id(line.state): line for line in launched.lines}
-            said = self.texts.accept(launched, [own[id(states[n])] for n in numbers], draws)
-            for number, (outputs, features) in zip(numbers, said, strict=True):
-                kept = {} if features is None else {"features.out": features}
+            lines = {id(line.state): line for line in launched.lines}
+            accepted = self.texts.accept(launched, [lines[id(states[n])] for n in numbers], draws)
+            for number, (outputs, features) in zip(numbers, accepted, strict=True):
+                buffers = {} if features is None else {"features.out": features}
                 left = verified[number]
-                found[number] = left._replace(buffers=left.buffers | kept, outputs=outputs)
-        return found
+                taken[number] = left._replace(buffers=left.buffers | buffers, outputs=outputs)
+        return taken
 
     def _taken(self, state: SequenceState, draft: Draft, left: Left) -> Taken:
-        """What a text's acceptance comes to."""
+        """The result of a text's acceptance."""
         assert left.outputs is not None
         count = int(left.outputs["length"][0])
         path = left.outputs["path"][:count].tolist()
         accepted = self._walked(state, draft, left, path)
-        kept = left.buffers.get("features.out")
-        if kept is None:
+        stored = left.buffers.get("features.out")
+        if stored is None:
             return accepted, None
         if list(accepted.rows) != path:
-            own = self._executor.read(left.buffers["features"])[left.first :]
-            return accepted, own[list(accepted.rows)]
-        return accepted, DeviceRows(kept, min(count, int(kept.shape[0])), self._executor.read)
+            features = self._executor.read(left.buffers["features"])[left.first :]
+            return accepted, features[list(accepted.rows)]
+        return accepted, DeviceRows(stored, min(count, int(stored.shape[0])), self._executor.read)
 
     def _accepted(self, state: SequenceState, draft: Draft, left: Left) -> Left:
         """The launch of an accept graph on what a verify graph has left."""
@@ -201,7 +201,7 @@ class DeviceParts:
     def _given(
         self, state: SequenceState, gear: Gear, graph: GraphSignature
     ) -> tuple[dict[str, NDArray], dict[str, Buffer]]:
-        """What a whole step reads: small inputs, and what lies on the device."""
+        """Inputs of a whole step: small inputs, and what lies on the device."""
         inputs, kv = self._small(graph), state.kv
         buffers = {"branch": kv.branch, "branch.out": kv.next_branch(kv.padded), **self._kept_of(graph)}
         caches = kv.buffers
@@ -221,13 +221,13 @@ class DeviceParts:
         assert cache is not None, "a gear that drafts belongs to a bundle with a drafter"
         self._drafting.settle(state, len(inputs["features.in"]))
         cache.reserve(state.slots)
-        count, kept = cache.waiting, cache.on_device
+        count, stored = cache.waiting, cache.on_device
         if "tokens" in inputs:
             inputs["tokens"][:count], inputs["waiting"][0] = cache.after(count, state.root), count
-        if kept is None:
+        if stored is None:
             inputs["features.in"][:count] = cache.features(count)
             return inputs, {}
-        return {name: array for name, array in inputs.items() if name != "features.in"}, {"features.in": kept}
+        return {name: array for name, array in inputs.items() if name != "features.in"}, {"features.in": stored}
 
     def _kept_of(self, graph: GraphSignature) -> dict[str, Buffer]:
         """Where a graph leaves logits and features, by output."""
@@ -247,8 +247,10 @@ class DeviceParts:
     def _small(self, graph: GraphSignature) -> dict[str, NDArray]:
         """The inputs that the host writes; of features those of a whole step may lie with the host, too."""
         if graph.name not in self._inputs:
-            held = {"branch", *KEPT, *graph.caches}
-            self._inputs[graph.name] = {spec.name: allocate(spec) for spec in graph.inputs if spec.name not in held}
+            on_device = {"branch", *KEPT, *graph.caches}
+            self._inputs[graph.name] = {
+                spec.name: allocate(spec) for spec in graph.inputs if spec.name not in on_device
+            }
         return self._inputs[graph.name]
 
 

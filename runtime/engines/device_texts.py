@@ -43,7 +43,7 @@ class Launched(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What an accept launch says of one line, and where it has left the features of the path's rows, if anywhere."""
+    """The result of an accept launch for one line, and the place of the features of the path's rows, if any."""
 
     outputs: dict[str, NDArray]
     features: Buffer | None
@@ -72,13 +72,13 @@ class DeviceTexts:
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft], group: int = 0) -> Launched:
         """One launch of all texts, which have one pool; logits and features stay on the device, those of other groups
-        of a step beside them."""
+        of a step besides them."""
         numbers = [state.kv.place.number for state in states]
         span, rows = max(numbers) - min(numbers) + 1, max(draft.tree.rows for draft in drafts)
         pool = states[0].kv.place.pool
         graph = next(g for g in self._verifies if g.slots == pool.slots and g.batch >= span and g.rows >= rows)
         first = min(min(numbers), self.most - graph.batch)
-        lines = [Line(n - first, *one) for n, one in zip(numbers, zip(states, drafts, strict=True), strict=True)]
+        lines = [Line(n - first, *pair) for n, pair in zip(numbers, zip(states, drafts, strict=True), strict=True)]
         launched = Launched(graph, self._kept_of(graph, group), lines)
         caches = dict(zip(graph.caches, pool.window(first, graph.batch), strict=True))
         self._executor.run(graph, self._rows(graph, lines), self._branches(graph, lines) | launched.buffers | caches)
@@ -89,18 +89,18 @@ class DeviceTexts:
         graph = self._accepts[launched.graph.batch, launched.graph.rows, draws]
         inputs = self._emptied(graph)
         buffers = {name: b for name, b in launched.buffers.items() if any(s.name == name for s in graph.inputs)}
-        own = {line.number: line for line in lines}
+        by_number = {line.number: line for line in lines}
         for number in range(graph.batch):
             inputs["parents"][number] = 0
-            if number in own:
-                self._fill_accept(own[number], inputs, graph.batch)
+            if number in by_number:
+                self._fill_accept(by_number[number], inputs, graph.batch)
         for spec in graph.outputs:
             if spec.name.endswith("features.out"):
-                line = own.get(_line_of(spec.name))
+                line = by_number.get(_line_of(spec.name))
                 buffers[spec.name] = _features(line.state, fixed(spec)) if line else self._nobody("out", fixed(spec))
         outputs = self._executor.run(graph, inputs, buffers)
-        told = {name: outputs[name].copy() for name in ("drawn", "sure", "path", "length")}
-        return [_said(told, buffers, line) for line in lines]
+        results = {name: outputs[name].copy() for name in ("drawn", "sure", "path", "length")}
+        return [_said(results, buffers, line) for line in lines]
 
     def _rows(self, graph: GraphSignature, lines: Sequence[Line]) -> dict[str, NDArray]:
         """The small inputs of a verify launch."""
@@ -109,15 +109,15 @@ class DeviceTexts:
         for number in range(graph.batch):
             inputs[text_name(number, "path")][:] = 0
         for line in lines:
-            own = _of_line(inputs, line.number)
-            fill_tree(own, line.draft.tokens_T, line.draft.tree)
-            fill_commit(own | {"path": inputs[text_name(line.number, "path")]}, line.state.kv)
+            of_text = _of_line(inputs, line.number)
+            fill_tree(of_text, line.draft.tokens_T, line.draft.tree)
+            fill_commit(of_text | {"path": inputs[text_name(line.number, "path")]}, line.state.kv)
         return inputs
 
     def _branches(self, graph: GraphSignature, lines: Sequence[Line]) -> dict[str, Buffer]:
         """Where every line reads the last rows and leaves its own; a line that is nobody's has memory for nothing."""
         ends = {"in": graph.inputs, "out": graph.outputs}
-        found = {
+        filled = {
             spec.name: self._nobody(end, fixed(spec))
             for end, specs in ends.items()
             for spec in specs
@@ -125,25 +125,25 @@ class DeviceTexts:
         }
         for line in lines:
             kv: DeferredKvCache = line.state.kv
-            found[text_name(line.number, "branch")] = kv.branch
-            found[text_name(line.number, "branch.out")] = kv.next_branch(kv.padded)
-        return found
+            filled[text_name(line.number, "branch")] = kv.branch
+            filled[text_name(line.number, "branch.out")] = kv.next_branch(kv.padded)
+        return filled
 
     def _fill_accept(self, line: Line, inputs: dict[str, NDArray], lines: int) -> None:
         """A line's tree, and how it draws."""
-        own, tree, state = _of_line(inputs, line.number), line.draft.tree, line.state
-        fill_tree(own, line.draft.tokens_T, tree)
-        own["parents"][: tree.rows] = tree.parents
+        of_text, tree, state = _of_line(inputs, line.number), line.draft.tree, line.state
+        fill_tree(of_text, line.draft.tokens_T, tree)
+        of_text["parents"][: tree.rows] = tree.parents
         if "keys" in inputs:
             levels = inputs["keys"].shape[-1] // lines
-            own["keys"] = inputs["keys"][..., line.number * levels : (line.number + 1) * levels]
-        fill_settings(own, state.sampling, state.length + 1, self._vocabulary)
+            of_text["keys"] = inputs["keys"][..., line.number * levels : (line.number + 1) * levels]
+        fill_settings(of_text, state.sampling, state.length + 1, self._vocabulary)
 
     def _emptied(self, graph: GraphSignature) -> dict[str, NDArray]:
         """The inputs that the host writes, every row its own root; settings that divide by nothing."""
         if graph.name not in self._inputs:
-            held = {*graph.caches, "logits", "features"}
-            small = [s for s in graph.inputs if s.name not in held and not s.name.endswith("branch")]
+            on_device = {*graph.caches, "logits", "features"}
+            small = [s for s in graph.inputs if s.name not in on_device and not s.name.endswith("branch")]
             self._inputs[graph.name] = {spec.name: allocate(spec) for spec in small}
         inputs = self._inputs[graph.name]
         inputs["tokens"][:], inputs["depths"][:] = 0, 0

@@ -1,4 +1,4 @@
-"""What an engine is: texts go in, one call advances them all by a step.
+"""The engine: texts go in, one call advances them all by a step.
 
 Decoding asks it for steps; `draftwood.runtime.speculation.step` puts a step together of the engine's parts.
 """
@@ -51,7 +51,7 @@ class Engine(HostParts, ABC):
 
     # Sequences that one step takes at most.
     max_batch = 1
-    # Numbers of texts, beside one, that there are graphs for, ascending.
+    # Numbers of texts, besides one, that there are graphs for, ascending.
     batches: tuple[int, ...] = ()
     # Whether a launch of several texts pads the rows of each to those of the largest tree.
     padded = False
@@ -99,7 +99,7 @@ class Engine(HostParts, ABC):
 
     @property
     def parts(self) -> Parts[Any]:
-        """Of a step: the engine's own, unless it has some that leave more on its device."""
+        """The parts of a step: the engine's own, unless it has some that leave more on its device."""
         return self
 
     def step(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:
@@ -114,7 +114,7 @@ class Engine(HostParts, ABC):
     def make_ready(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
         """Opens what a step would open: no time of the step, by which policies judge its gears.
 
-        Threads may open at the same time, beside a step of others; who needs what another opens waits for it.
+        Threads may open at the same time, and during a step of others; who needs what another opens waits for it.
         """
 
     def open_all(self) -> None:
@@ -124,7 +124,7 @@ class Engine(HostParts, ABC):
             self.make_ready([self.begin(gear.slots)] * texts, [gear] * texts)
 
     def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
-        """For every text a tree of its gear behind its root."""
+        """For every text a tree of its gear after its root."""
         return self.drafting.drafts(states, gears)
 
     @abstractmethod
@@ -164,7 +164,7 @@ class Engine(HostParts, ABC):
 
     @abstractmethod
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
-        """Runs the trees' rows behind the committed texts (R = T)."""
+        """Runs the trees' rows after the committed texts (R = T)."""
 
     @property
     def zeros(self) -> Zeros:
@@ -199,7 +199,7 @@ class Engine(HostParts, ABC):
 
 
 def drained(reading: Generator[None, None, Prefill]) -> Prefill:
-    """What a prompt's launches give, one after another."""
+    """The results of a prompt's launches, one after another."""
     while True:
         try:
             next(reading)

@@ -1,4 +1,4 @@
-"""What executes a graph for an engine of static graphs: onnxruntime, an NPU, or an interpreter of the NPU's graphs."""
+"""Executes a graph for an engine of static graphs: onnxruntime, an NPU, or an interpreter of the NPU's graphs."""
 
 from __future__ import annotations
 

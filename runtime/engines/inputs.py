@@ -22,7 +22,7 @@ def draws_of(sampling: Sampling) -> str:
 
 
 def fill_commit(inputs: dict[str, NDArray], kv: DeferredKvCache) -> None:
-    """What a step commits before its own rows: the text's length, and the rows of the branch that are moved."""
+    """The commit of a step before its own rows: the text's length, and the rows of the branch that are moved."""
     moved = len(kv.moved)
     inputs["committed"][0] = kv.length
     inputs["accepted"][0] = moved
@@ -42,7 +42,7 @@ def fill_tree(inputs: dict[str, NDArray], tokens_T: NDArray[np.int64], tree: Tre
 
 
 def fill_settings(inputs: dict[str, NDArray], sampling: Sampling, position: int, vocabulary: int) -> None:
-    """How a graph draws at ``position`` and behind it, where it draws with noise: ``keys``, ``temperature``, ``top_k``
+    """How a graph draws at ``position`` and after it, where it draws with noise: ``keys``, ``temperature``, ``top_k``
     and ``top_p``."""
     keys = inputs.get("keys")
     if keys is None:

@@ -46,12 +46,12 @@ class NpuEngine(StaticEngine):
 
 
 class CapturedEngine(NpuEngine):
-    """The same without GE: a step's operators are launched once as they are, recorded, and replayed as one launch."""
+    """An NPU without GE: a step's operators are launched once as they are, recorded, and replayed as one launch."""
 
     name, offered = "npu-captured", "captured"
 
 
 def _executor(bundle: Bundle, name: str) -> Executor:
     (offered,) = entry_points(group=EXECUTORS, name=name)
-    found: Executor = offered.load()(bundle.folder, bundle.manifest)
-    return found
+    executor: Executor = offered.load()(bundle.folder, bundle.manifest)
+    return executor

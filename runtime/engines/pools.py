@@ -52,9 +52,9 @@ class Place:
 
     def zeros(self, shape: tuple[int, ...]) -> Buffer:
         """The next of its caches, for a `DeferredKvCache` that asks for them in order."""
-        found = next(self._left)
-        assert tuple(found.shape) == shape, (found.shape, shape)
-        return found
+        following = next(self._left)
+        assert tuple(following.shape) == shape, (following.shape, shape)
+        return following
 
 
 class Pools:

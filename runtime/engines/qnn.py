@@ -53,7 +53,7 @@ class Htp:
             ) from None
         if not _devices():
             ort.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
-        npus = [one for one in _devices() if one.device.type == ort.OrtHardwareDeviceType.NPU]
+        npus = [device for device in _devices() if device.device.type == ort.OrtHardwareDeviceType.NPU]
         self._devices, self.emulated = npus or _devices(), not npus
         self._backend = onnxruntime_qnn.get_qnn_htp_path()
         if not self._devices or not Path(self._backend).is_file():
@@ -68,8 +68,8 @@ class Htp:
         Raises:
             BundleError: the compiler does not take it; the nodes that it refuses are named.
         """
-        with tempfile.TemporaryDirectory(prefix="draftwood-qnn-") as made, _quiet():
-            folder = Path(made)
+        with tempfile.TemporaryDirectory(prefix="draftwood-qnn-") as scratch, _quiet():
+            folder = Path(scratch)
             try:
                 opened = ort.InferenceSession(str(_fused(path, folder, threads)), self._options(folder, threads))
             except Exception as error:  # onnxruntime raises classes of its own that share no base
@@ -87,9 +87,9 @@ class Htp:
         options.log_severity_level = 4
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        told = {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(folder)}
+        traced = {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(folder)}
         soc = {"soc_model": EMULATED_SOC} if self.emulated else {}
-        options.add_provider_for_devices(self._devices, {"backend_path": self._backend, **told, **soc})
+        options.add_provider_for_devices(self._devices, {"backend_path": self._backend, **traced, **soc})
         return options
 
 
@@ -111,11 +111,11 @@ def _fused(path: Path, folder: Path, threads: int | None) -> Path:
 
 
 def _devices() -> list[Any]:
-    return [one for one in ort.get_ep_devices() if one.ep_name == PROVIDER]
+    return [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
 
 
 def refused_nodes(trace: Path) -> list[str]:
-    """What the compiler has left out, by its own trace: each operator with its node's name, which ends in the source
+    """Operators that the compiler has left out, by its own trace: each with its node's name, which ends in the source
     line; none without a trace."""
     try:
         nodes = json.loads(trace.read_text())["unsupported_nodes"]
@@ -127,14 +127,14 @@ def refused_nodes(trace: Path) -> list[str]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """In the body, what the library prints to standard output goes to standard error: reports are printed there."""
-    kept, libc = os.dup(1), ctypes.CDLL(None)
+    saved, libc = os.dup(1), ctypes.CDLL(None)
     os.dup2(2, 1)
     try:
         yield
     finally:
         libc.fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 class HtpBindings(SessionBindings):

@@ -1,4 +1,4 @@
-"""What runs a bundle's graphs on onnxruntime, with every buffer bound once and nothing copied per step."""
+"""Sessions of a bundle's graphs on onnxruntime, with every buffer bound once and nothing copied per step."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Bindings(ABC):
 
 
 class SessionBindings(Bindings):
-    """Those of a session of onnxruntime."""
+    """Bindings of a session of onnxruntime."""
 
     def __init__(self, session: ort.InferenceSession, graph: GraphSignature) -> None:
         super().__init__(graph)
@@ -186,8 +186,8 @@ class SessionBindings(Bindings):
         self._binding = session.io_binding()
 
     def bind(self, name: str, array: NDArray, output: bool) -> None:
-        given = self._binding.bind_output if output else self._binding.bind_input
-        given(name, "cpu", 0, self._types[name], array.shape, array.ctypes.data)
+        bind = self._binding.bind_output if output else self._binding.bind_input
+        bind(name, "cpu", 0, self._types[name], array.shape, array.ctypes.data)
 
     def run(self) -> None:
         try:
@@ -221,12 +221,12 @@ class OnnxExecutor:
             bindings.input(name, array)
         for name, array in outputs.items():
             bindings.output(name, buffers.get(name, array))
-        given = {spec.name for spec in graph.inputs}
+        names = {spec.name for spec in graph.inputs}
         for name, buffer in buffers.items():
             if name in graph.caches:
                 bindings.cache(name, buffer)
             elif name not in outputs:
-                (bindings.input if name in given else bindings.output)(name, buffer)
+                (bindings.input if name in names else bindings.output)(name, buffer)
         bindings.run()
         return outputs
 

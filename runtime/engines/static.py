@@ -109,7 +109,7 @@ class StaticEngine(Engine):
     def _run_tree(
         self, graph: GraphSignature, state: SequenceState, draft: Draft, kept: dict[str, Buffer]
     ) -> dict[str, NDArray]:
-        """A tree's rows behind the text; outputs that are ``kept`` stay in those buffers."""
+        """A tree's rows after the text; outputs that are ``kept`` stay in those buffers."""
         inputs = self.inputs(graph, state.kv)
         fill_tree(inputs, draft.tokens_T, draft.tree)
         return self.executor.run(graph, inputs, self.buffers(graph, state.kv) | kept)
@@ -122,7 +122,7 @@ class StaticEngine(Engine):
         return self._inputs[graph.name]
 
     def buffers(self, graph: GraphSignature, kv: DeferredKvCache) -> dict[str, Buffer]:
-        """What the graph reads and writes on the device, by name."""
+        """The buffers that the graph reads and writes on the device, by name."""
         branches = {"branch": kv.branch}
         if any(spec.name == "branch.out" for spec in graph.outputs):
             branches["branch.out"] = kv.next_branch(kv.padded)

@@ -48,7 +48,7 @@ class Learned:
         self._pace = Pace()
         # By texts of a launch.
         self._times = {1: StepTimes(gears.times, self._pace)}
-        self._gains = {(greedy, held): gears.gains(greedy) for greedy in (True, False) for held in (True, False)}
+        self._gains = {(greedy, guided): gears.gains(greedy) for greedy in (True, False) for guided in (True, False)}
 
     def gains(self, greedy: bool, held: bool = False) -> Gains:
         """Counts of greedy or sampled texts, ``held`` to a grammar, which fills drafts, or free."""
@@ -87,10 +87,10 @@ class Way:
         tallest = max(options, key=lambda own: (rows[own.gear], own.us))
         self.options = tuple(options)
         # The gear and length by which each text's part of the time is known.
-        self.costs = [(tallest.gear if padded else own.gear, own.length) for own in options]
-        parts_us = len(options) * tallest.us if padded else sum(own.us for own in options)
-        late_us = sum(own.late_us for own in options)
-        self.tokens = sum(own.tokens for own in options)
+        self.costs = [(tallest.gear if padded else option.gear, option.length) for option in options]
+        parts_us = len(options) * tallest.us if padded else sum(option.us for option in options)
+        late_us = sum(option.late_us for option in options)
+        self.tokens = sum(option.tokens for option in options)
         self.us, self.most_us = parts_us + late_us / STAY, parts_us + late_us
 
     @property
@@ -107,7 +107,7 @@ class Launch:
 
     def __init__(self, learned: Learned, way: Way, plain: Way, grows: bool = False, tried: bool = False) -> None:
         self._learned, self._way, self._plain, self._grows, self.tried = learned, way, plain, grows, tried
-        self.texts, self._late = len(way.options), sum(own.late for own in way.options)
+        self.texts, self._late = len(way.options), sum(option.late for option in way.options)
         self._times, self._ended = learned.times(self.texts), False
         self._took_us: float | None = None
 
@@ -227,29 +227,29 @@ def choose(asking: Sequence[Asking], padded: bool = False) -> list[Gear]:
         asking: the texts, at most as many as a launch takes; the policy of one at least is `Adaptive`.
         padded: whether a launch of several texts pads the rows of each to those of the largest tree.
     """
-    learned = next(one.policy.learned for one in asking if isinstance(one.policy, Adaptive))
+    learned = next(text.policy.learned for text in asking if isinstance(text.policy, Adaptive))
     policies = [
-        one.policy if isinstance(one.policy, Adaptive) and one.policy.learned is learned else None for one in asking
+        text.policy if isinstance(text.policy, Adaptive) and text.policy.learned is learned else None for text in asking
     ]
-    named = [None if policy else one.alone() for one, policy in zip(asking, policies, strict=True)]
+    named = [None if policy else text.alone() for text, policy in zip(asking, policies, strict=True)]
     with learned.lock:
         gears, times, texts = learned.gears, learned.times(len(asking)), len(asking)
         every = [
-            policy.options(one, times, texts) if policy else _named(learned, one, gear, times, texts)
-            for one, policy, gear in zip(asking, policies, named, strict=True)
+            policy.options(text, times, texts) if policy else _named(learned, text, gear, times, texts)
+            for text, policy, gear in zip(asking, policies, named, strict=True)
         ]
         plain, *ways = (
-            Way([own.get(shape, next(iter(own.values()))) for own in every], gears.rows, padded and texts > 1)
-            for shape in dict.fromkeys((_PLAIN, *(shape for own in every for shape in own)))
+            Way([ways.get(shape, next(iter(ways.values()))) for ways in every], gears.rows, padded and texts > 1)
+            for shape in dict.fromkeys((_PLAIN, *(shape for ways in every for shape in ways)))
         )
         way, tried = _best(learned, times, plain, ways, [policy.account for policy in policies if policy])
         chosen = list(zip(way.options, policies, strict=True))
-        grows = any(policy.grows(own.gear) for own, policy in chosen if policy)
+        grows = any(policy.grows(option.gear) for option, policy in chosen if policy)
         launch = Launch(learned, way, plain, grows, tried)
-        for own, policy in chosen:
+        for option, policy in chosen:
             if policy:
-                policy.takes(own, launch)
-        return [gears.gears[own.gear] for own in way.options]
+                policy.takes(option, launch)
+        return [gears.gears[option.gear] for option in way.options]
 
 
 def _best(
@@ -268,7 +268,7 @@ def _best(
         tried = False
     # It has to be seen first how long plain steps take.
     doubted = not times.table.absolute or way.rate < DOUBTED * plain.rate
-    if doubted and any(times.aged(own.gear) for own in plain.options if not learned.gears.drafts(own.gear)):
+    if doubted and any(times.aged(option.gear) for option in plain.options if not learned.gears.drafts(option.gear)):
         return plain, False
     return way, tried
 

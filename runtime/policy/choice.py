@@ -40,7 +40,7 @@ class Policies:
 
     @cached_property
     def learned(self) -> Learned:
-        """What the texts have shown so far."""
+        """All that the texts have shown so far."""
         return Learned(self.gears)
 
     def new(self, greedy: bool, max_new_tokens: int, held: bool = False) -> Policy:
@@ -72,6 +72,6 @@ def gears_for(asking: Sequence[Asking], padded: bool = False) -> list[Gear]:
 
     ``padded`` if a launch of several texts pads the rows of each to those of the largest tree.
     """
-    if len(asking) > 1 and any(isinstance(one.policy, Adaptive) for one in asking):
+    if len(asking) > 1 and any(isinstance(text.policy, Adaptive) for text in asking):
         return choose(asking, padded)
-    return [one.alone() for one in asking]
+    return [text.alone() for text in asking]

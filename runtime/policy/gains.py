@@ -76,7 +76,7 @@ class _Tree:
     """One tree after a match of one class: the chance of each of its levels."""
 
     def __init__(self, reached: Sequence[float], strength: float) -> None:
-        shares = [one / max(before, LEAST_SHARE) for before, one in pairwise([1.0, *reached])]
+        shares = [share / max(before, LEAST_SHARE) for before, share in pairwise([1.0, *reached])]
         self._strength, self._expected = strength, [_inside(share) for share in shares]
         self._hits, self._asked = [0.0] * len(reached), [0.0] * len(reached)
         self.chances = self._expected[:]
@@ -98,19 +98,19 @@ class Gains:
         # Of each shape, a tree for each class of match.
         self._trees = [
             [
-                _Tree(reached(one, prior, greedy, match), STRENGTH if one.counted(prior) else WEAK_STRENGTH)
-                for match in range(MATCH_CLASSES if one.looked_up else 1)
+                _Tree(reached(tree, prior, greedy, match), STRENGTH if tree.counted(prior) else WEAK_STRENGTH)
+                for match in range(MATCH_CLASSES if tree.looked_up else 1)
             ]
-            for one in drafted
+            for tree in drafted
         ]
         # Of each shape, the others that its steps tell of, and of how many of their levels.
         self._told = [
             [
-                (number, _shared(own.nodes, other.nodes))
+                (number, _shared(tree.nodes, other.nodes))
                 for number, other in enumerate(drafted)
-                if other is not own and other.looked_up == own.looked_up
+                if other is not tree and other.looked_up == tree.looked_up
             ]
-            for own in drafted
+            for tree in drafted
         ]
 
     def chances(self, shape: int, match: int) -> list[float]:

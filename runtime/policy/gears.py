@@ -34,8 +34,8 @@ class Gears:
     ) -> None:
         self.gears, self.rows = tuple(gears), tuple(rows)
         self.number = {gear.name: g for g, gear in enumerate(self.gears)}
-        self.drafted = tuple(dict.fromkeys(one for one in drafted if one is not None))
-        self.shape = [-1 if one is None else self.drafted.index(one) for one in drafted]
+        self.drafted = tuple(dict.fromkeys(tree for tree in drafted if tree is not None))
+        self.shape = [-1 if tree is None else self.drafted.index(tree) for tree in drafted]
         self.planning, self._steps = planning, tuple(times)
         self.times = self.times_of(1)
 
@@ -74,7 +74,7 @@ class Gears:
         Plain decoding and drafts are each taken at the least KV length that holds them: a text grows where it must.
         """
         # The step's rows go after the text, and one slot is spare.
-        fits = [g for g, own in enumerate(self.gears) if slots <= own.slots and length < own.slots - self.rows[g]]
+        fits = [g for g, gear in enumerate(self.gears) if slots <= gear.slots and length < gear.slots - self.rows[g]]
         fits.sort(key=lambda g: (self.gears[g].slots, self.rows[g]))
         drafting = [g for g in fits if self.drafts(g)]
         least = self.gears[drafting[0]].slots if drafting else 0

@@ -19,7 +19,7 @@ from draftwood.planned import StepTime
 SETTLED = 8
 # After that a step moves the shared factor by this share of the difference, and the gear's own by the smaller one.
 SHARED_GAIN, OWN_GAIN = 0.2, 0.02
-# A gear of which less than three of so many steps were seen may have another pace: machines have other guests, and they
+# A gear with fewer than three of so many steps may have another pace: machines have other guests, and they
 # do not slow down every gear alike.
 AGED = 200
 # The guess for a row more where nobody has timed the gears, in plain steps.

@@ -29,7 +29,7 @@ from draftwood.trees import TreeBuffers
 
 # V vocabulary, M tree nodes, I levels, K candidates
 
-# Until an answer comes: far beyond the processor time that it may take, for the machine may be busy.
+# Until an answer comes: far beyond the processor time that it may take, since the machine may be busy.
 _PATIENCE_SECONDS = 60.0
 _TOLD_SECONDS = 5.0
 
@@ -153,8 +153,8 @@ class ApartGrammar:
         self._taken.append((position, token))
 
     def _told(self) -> list[tuple[int, int]]:
-        told, self._taken = self._taken, []
-        return told
+        refused, self._taken = self._taken, []
+        return refused
 
     def mask(self, bits: bytes) -> NDArray[np.bool_]:
         """bool [V] of its bits."""
@@ -162,7 +162,7 @@ class ApartGrammar:
         return allowed_V.view(np.bool_)
 
     def ask(self, name: str, *given: Any) -> Any:
-        """What the process answers; RequestError where it refuses, or has ended."""
+        """The answer of the process; RequestError if it refuses, or has ended."""
         try:
             self._talk.sendall(keeper.framed((name, *given)))
             answer = keeper.read(self._source)
@@ -170,10 +170,10 @@ class ApartGrammar:
             answer = None
         if answer is None:
             raise RequestError(f"grammar: {self._why(name)}")
-        refused, found = answer
+        refused, result = answer
         if refused:
             raise RequestError(refused)
-        return found
+        return result
 
     def _why(self, name: str) -> str:
         """For what the process has ended."""
@@ -191,10 +191,10 @@ class ApartGrammar:
 
 
 def _close(talk: socket.socket, life: socket.socket) -> None:
-    for one in (talk, life):
+    for end in (talk, life):
         with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)  # wakes who waits for an answer
-        one.close()
+            end.shutdown(socket.SHUT_RDWR)  # wakes who waits for an answer
+        end.close()
 
 
 class ApartGuide:
@@ -216,16 +216,16 @@ class ApartGuide:
     def levels(
         self, tree: TreeBuffers, tokens_T: NDArray[np.int64], scores_M: NDArray[np.float32]
     ) -> list[NDArray[np.bool_]]:
-        given = (tree.parents.tolist(), tokens_T.tolist(), scores_M.tolist())
-        return [self._grammar.mask(bits) for bits in self._asked([], "levels", *given)]
+        drafted = (tree.parents.tolist(), tokens_T.tolist(), scores_M.tolist())
+        return [self._grammar.mask(bits) for bits in self._asked([], "levels", *drafted)]
 
     def filled(
         self, tree: TreeBuffers, tokens_T: NDArray[np.int64], candidates_IK: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
         tokens = tokens_T.tolist()
         candidates = None if candidates_IK is None else candidates_IK.tolist()
-        given = (tree.parents.tolist(), tree.ranks.tolist(), tokens, candidates)
-        return np.array(self._asked(tokens, "filled", *given), np.int64)
+        shaped = (tree.parents.tolist(), tree.ranks.tolist(), tokens, candidates)
+        return np.array(self._asked(tokens, "filled", *shaped), np.int64)
 
     def _asked(self, else_: Any, name: str, *given: Any) -> Any:
         """An answer; where the process has ended the draws say so, and a draft stays as it is."""

@@ -18,7 +18,7 @@ from draftwood.runtime.speculation.sampling import Logits, Sampling, draw
 
 
 class Constraint(Protocol):
-    """A grammar's place in one text; positions are absolute. What was taken at a position or behind it is taken back
+    """A grammar's place in one text; positions are absolute. What was taken at a position or after it is taken back
     by asking for that position again."""
 
     def allows(self, position: int, token: int) -> bool:

@@ -17,7 +17,7 @@ from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros, host_
 
 
 class DeferredKvCache(KvCache):
-    """`KvCache` with a branch that graphs write beside the caches.
+    """`KvCache` with a branch that graphs write next to the caches.
 
     ``length`` counts the pending ``moved`` rows: those are rows of ``branch`` that belong to slots length - len(moved)
     .. length - 1. ``padded`` gives every branch that many rows, as static graphs want it; ``zeros`` allocates, where
@@ -71,7 +71,7 @@ class DeferredKvCache(KvCache):
         return flat[: prod(shape)].reshape(shape)
 
     def branched(self, rows: int) -> None:
-        """A verify step has run: moved rows are in place, ``rows`` rows lie open behind the length."""
+        """A verify step has run: moved rows are in place, ``rows`` rows lie open after the length."""
         super().branched(rows)
         self._branches.reverse()
         self._branch_rows = self._buffer_rows(rows)

@@ -1,6 +1,6 @@
-"""What a drafter remembers of the committed text: its own caches, and the rows that are still to be written there.
+"""A drafter's memory of the committed text: its own caches, and the rows that are still to be written there.
 
-Slot j of a drafter's cache stands for token j + 1 beside the teacher's features of token j, so a token's features
+Slot j of a drafter's cache stands for token j + 1 next to the teacher's features of token j, so a token's features
 wait here until the token after it is known. Nothing of a draft tree is ever kept.
 """
 
@@ -34,7 +34,7 @@ class DeviceRows:
 
 
 class DraftCache:
-    """Buffers and bookkeeping, beside the teacher's cache and in step with it.
+    """Buffers and bookkeeping, next to the teacher's cache and in step with it.
 
     ``buffers`` holds the drafter's caches [K, C, D], key then value of every layer, as long as ``reserve`` made them;
     none for Medusa, which reads the last token's features alone. ``length`` counts the slots that are written.
@@ -94,11 +94,11 @@ class DraftCache:
         return self._joined()[:count]
 
     def drafted(self, root: int) -> None:
-        """A draft step has written all waiting rows, the last beside ``root``; they wait until a step confirms it."""
+        """A draft step has written all waiting rows, the last next to ``root``; they wait until a step confirms it."""
         self._drafted = self.waiting, root
 
     def _settle(self, root: int) -> None:
-        """The token after the last waiting one is known: what was drafted behind it stays written."""
+        """The token after the last waiting one is known: what was drafted after it stays written."""
         count, assumed = self._drafted
         self._drafted = 0, 0
         if count and self.buffers:
@@ -114,7 +114,7 @@ class DraftCache:
         """Goes back to a text of ``length`` tokens.
 
         Where the features of its last token are gone into the caches, zeros stand in: the next draft is worse, and
-        the text the same, for a draft is only a proposal.
+        the text the same, since a draft is only a proposal.
         """
         self._drafted = 0, 0
         features_nF = self._joined() if self._tokens else np.zeros((0, self.drafter.features), np.float32)
@@ -127,7 +127,7 @@ class DraftCache:
             self._features = [np.zeros((len(self._tokens), self.drafter.features), np.float32)]
 
     def rewind(self, length: int) -> None:
-        """Goes back to a text's first ``length`` tokens, behind which the same token follows as before.
+        """Goes back to a text's first ``length`` tokens, after which the same token follows as before.
 
         So the last slot, which stands for that token, stays as it is written, and nothing stands in.
         """

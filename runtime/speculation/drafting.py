@@ -45,7 +45,7 @@ RunGraph = Callable[[GraphSignature, dict[str, NDArray], dict[str, Buffer]], dic
 
 
 class Drafting:
-    """The draft and extend graphs of a bundle, behind the bookkeeping of `DraftCache`.
+    """The draft and extend graphs of a bundle, after the bookkeeping of `DraftCache`.
 
     ``zeros`` makes the buffers that ``run`` gets.
     """
@@ -63,10 +63,10 @@ class Drafting:
         self._inputs: dict[tuple[str, int], dict[str, NDArray]] = {}
         # Of trees that are looked up in the text.
         self._levels: dict[str, Levels] = {}
-        # Tokens that may be looked up beside a drafter's.
+        # Tokens that may be looked up besides a drafter's.
         looks_up = any(gear.looks_up for gear in bundle.manifest.gears)
         self._ahead = bundle.manifest.dims.path_rows - 1 if looks_up and _may_branch(bundle.manifest) else 0
-        # What is looked up in beside the text.
+        # What is looked up in besides the text.
         self.corpus = TextIndex.corpus_of(bundle.corpus) if looks_up and bundle.corpus else None
         self.noise = SharedNoise(bundle)
         # What greedy text has in its place, by shape: it lies where the graphs run, and is never sent.
@@ -79,15 +79,15 @@ class Drafting:
     def drafts(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
         """`draft` of every text; those that the same graph drafts for share launches, where the bundle has graphs for
         several."""
-        found = dict[int, Draft]()
+        drafted = dict[int, Draft]()
         for graph, texts in self.launches(states, gears):
-            own = [(states[text], gears[text]) for text in texts]
+            pairs = [(states[text], gears[text]) for text in texts]
             if graph is None or graph.batch == 1:
-                drafts = [self.draft(*one) for one in own]
+                drafts = [self.draft(*pair) for pair in pairs]
             else:
-                drafts = self._shared(graph, own)
-            found |= zip(texts, drafts, strict=True)
-        return [found[text] for text in range(len(states))]
+                drafts = self._shared(graph, pairs)
+            drafted |= zip(texts, drafts, strict=True)
+        return [drafted[text] for text in range(len(states))]
 
     def launches(
         self, states: Sequence[SequenceState], gears: Sequence[Gear]
@@ -109,20 +109,20 @@ class Drafting:
     def _shared(self, graph: GraphSignature, texts: Sequence[tuple[SequenceState, Gear]]) -> list[Draft]:
         """A launch of several texts; a place that is left over drafts for nobody."""
         (state, gear), *_ = texts
-        one = self.graph(gear.draft or "", state.slots)
+        single = self.graph(gear.draft or "", state.slots)
         inputs, buffers = dict[str, NDArray](), dict[str, Buffer]()
         for place in range(graph.batch):
-            own = self._given(one, texts[place][0], place) if place < len(texts) else self._nobody(one, place)
-            for all_of, each in zip((inputs, buffers), own, strict=True):
+            small = self._given(single, texts[place][0], place) if place < len(texts) else self._nobody(single, place)
+            for all_of, each in zip((inputs, buffers), small, strict=True):
                 all_of |= {text_name(place, name): array for name, array in each.items()}
         outputs = self._run(graph, inputs, buffers)
         return [
-            self._drafted(*text, {name: outputs[text_name(place, name)] for name in one.results})
+            self._drafted(*text, {name: outputs[text_name(place, name)] for name in single.results})
             for place, text in enumerate(texts)
         ]
 
     def draft(self, state: SequenceState, gear: Gear) -> Draft:
-        """A tree of the gear behind the committed text and its root; may be asked for again."""
+        """A tree of the gear after the committed text and its root; may be asked for again."""
         if gear.draft is None:
             return self.tree(gear, state.root, {})
         if gear.looks_up:
@@ -137,7 +137,7 @@ class Drafting:
         place: int = 0,
         allowed: Sequence[NDArray[np.bool_]] = (),
     ) -> tuple[dict[str, NDArray], dict[str, Buffer]]:
-        """What a draft graph takes of a text, which has a ``place`` in the launch: small inputs, and buffers.
+        """Inputs of a draft graph for a text, which has a ``place`` in the launch: small inputs, and buffers.
 
         ``allowed`` bool [V] are the tokens of the first levels, where more is known than the text's guide says.
         """
@@ -145,22 +145,22 @@ class Drafting:
         cache = state.draft
         self.settle(state, graph.rows or MOST_WAITING)
         count = cache.waiting
-        kept = cache.on_device if graph.rows else None  # a graph of any size takes no padding
-        features_nF = cache.features(count) if kept is None else None
+        stored = cache.on_device if graph.rows else None  # a graph of any size takes no padding
+        features_nF = cache.features(count) if stored is None else None
         inputs = self._filled(graph, cache.after(count, state.root), features_nF, cache.length, place)
-        buffers = self._caches(graph, cache, count) | ({} if kept is None else {"features": kept})
+        buffers = self._caches(graph, cache, count) | ({} if stored is None else {"features": stored})
         noise = next((spec for spec in graph.inputs if spec.name == "noise"), None)
         guide = _followed(state)
         if noise is not None and guide is None and state.sampling.greedy:
             buffers["noise"] = self._silent(noise)
-        elif noise is not None:  # the root stands at ``length``, so the first level is of the position behind it
+        elif noise is not None:  # the root stands at ``length``, so the first level is of the position after it
             if guide is not None:
                 allowed = allowed or guide.first_levels(self.noise.shape(noise)[0])
             inputs = inputs | {"noise": self.noise.rows(noise, state.sampling, state.length + 1, place, allowed)}
         return inputs, buffers
 
     def _nobody(self, graph: GraphSignature, place: int) -> tuple[dict[str, NDArray], dict[str, Buffer]]:
-        """What it takes at a place that no text has: a text of one token."""
+        """Inputs at a place that no text has: a text of one token."""
         drafter = self.bundle.manifest.drafter
         assert drafter is not None, "a bundle that drafts has a drafter"
         if self._vacant is None:
@@ -212,7 +212,7 @@ class Drafting:
 
     @contextmanager
     def given(self, noise: SharedNoise) -> Iterator[None]:
-        """In the body, drafts get this noise in the place of the teacher's; texts stay what they are."""
+        """In the body, drafts get this noise instead of the teacher's; texts stay what they are."""
         shared, self.noise = self.noise, noise
         try:
             yield
@@ -232,9 +232,9 @@ class Drafting:
 
     def graph(self, name: str, slots: int) -> GraphSignature:
         """A draft graph by the name that a gear gives it."""
-        for found in (f"{name}-kv{slots}", name):
-            if found in self._drafts:
-                return self._drafts[found][1]
+        for candidate in (f"{name}-kv{slots}", name):
+            if candidate in self._drafts:
+                return self._drafts[candidate][1]
         raise BundleError(f"{self.bundle.folder}: no graph {name} at KV length {slots}; build it with --kv")
 
     def _extend(self, state: SequenceState, count: int) -> None:
@@ -253,7 +253,7 @@ class Drafting:
     def _caches(self, graph: GraphSignature, cache: DraftCache, count: int) -> dict[str, Buffer]:
         """The caches by name, as long as a graph wants them that writes ``count`` rows.
 
-        It may write all its rows behind the text, or those that do not count into a spare slot, the last one.
+        It may write all its rows after the text, or those that do not count into a spare slot, the last one.
         """
         needed = cache.length + max(count, graph.rows) + 1
         cache.reserve(graph.slots or max(LEAST_SLOTS, 1 << (needed - 1).bit_length()))
@@ -267,15 +267,15 @@ class Drafting:
         length: int,
         place: int = 0,
     ) -> dict[str, NDArray]:
-        """The graph's small inputs; what stands in rows behind the n given ones does not matter.
+        """The graph's small inputs; what stands in rows after the n given ones does not matter.
 
         Without ``features``, which the device has already, all but they.
         """
         count = len(tokens_n)
         if not graph.rows:
             assert features_nF is not None, "a graph of any size is a CPU's"
-            found: dict[str, NDArray] = {"tokens": tokens_n, "features": np.ascontiguousarray(features_nF)}
-            return found | {"committed": np.array([length + count]), "accepted": np.array([count])}
+            filled: dict[str, NDArray] = {"tokens": tokens_n, "features": np.ascontiguousarray(features_nF)}
+            return filled | {"committed": np.array([length + count]), "accepted": np.array([count])}
         caches = set(graph.caches)
         small = [spec for spec in graph.inputs if spec.name not in caches and spec.name != "noise"]
         inputs = self._inputs.setdefault((graph.name, place), {spec.name: _zeros(spec) for spec in small})
@@ -287,15 +287,15 @@ class Drafting:
         return inputs if features_nF is not None else {n: v for n, v in inputs.items() if n != "features"}
 
     def tree(self, gear: Gear, root: int, outputs: dict[str, NDArray]) -> Draft:
-        """The tree that a gear's draft graph, or the graph of a whole step, has given behind a root."""
+        """The tree that a gear's draft graph, or the graph of a whole step, has given after a root."""
         if gear.draft is None:
             return Draft(np.array([root], np.int64), np.zeros(0, np.float32), self.bundle.trees[gear.tree][1])
         scores = outputs["scores"]
         if "candidates" in outputs:
             candidates_IK = outputs["candidates"].copy()
             # A whole step has looked at the classes already, in fp32; its word counts.
-            found = (gear.tree, *gear.class_trees)[int(outputs["class"][0])] if "class" in outputs else None
-            tree = self.bundle.trees[found or self._class_tree(gear, float(scores[0, 0]))][1]
+            chosen = (gear.tree, *gear.class_trees)[int(outputs["class"][0])] if "class" in outputs else None
+            tree = self.bundle.trees[chosen or self._class_tree(gear, float(scores[0, 0]))][1]
             tokens_T = tree_tokens(tree, root, candidates_IK)
             return Draft(tokens_T, scores[tree.depths[1:] - 1, tree.ranks[1:]], tree, candidates_IK)
         tree = self._chosen(gear, outputs) if "parents" in outputs else self.bundle.trees[gear.tree][1]
@@ -325,7 +325,7 @@ def _may_branch(manifest: Manifest) -> bool:
 
 
 def _followed(state: SequenceState) -> Guiding | None:
-    """What guides drafts behind the text's root, where it is held to a grammar."""
+    """The guide of drafts after the text's root, if it is held to a grammar."""
     if state.guide is not None and not state.guide.follow(state.tokens, state.root):
         state.guide = None
     return state.guide
@@ -336,7 +336,7 @@ def _same(one: Sequence[NDArray[np.bool_]], other: Sequence[NDArray[np.bool_]]) 
 
 
 def _guided(guide: Guiding | None, draft: Draft) -> Draft:
-    """A draft of what a grammar allows. A level's candidates then differ from path to path, so that none are told."""
+    """A draft of what a grammar allows. A level's candidates then differ from path to path, so that none are given."""
     if guide is None:
         return draft
     return draft._replace(tokens_T=guide.filled(draft.tree, draft.tokens_T, draft.candidates_IK), candidates_IK=None)

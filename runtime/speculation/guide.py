@@ -1,10 +1,10 @@
 """Drafts of a text that is held to a grammar: they propose what it allows, and what it forces.
 
 A draft graph adds its noise to the logits before it chooses; where a token is forbidden the noise has a number that no
-logit makes up for. That is known of the level behind the root, and of the next one as long as one token alone may
+logit makes up for. That is known of the level after the root, and of the next one as long as one token alone may
 come. What is allowed further down depends on the path, so a tree is gone through from its root once it is there: where
-levels are ranked, the children of a row are the best candidates that are allowed behind it. Elsewhere a draft that
-proposes what is forbidden is made again, its levels held to what may stand behind its best path; what is forbidden
+levels are ranked, the children of a row are the best candidates that are allowed after it. Elsewhere a draft that
+proposes what is forbidden is made again, its levels held to what may stand after its best path; what is forbidden
 still makes room for what the grammar forces.
 
 A guide follows the text with a matcher of its own. Whatever becomes of that, the draws are what they are.
@@ -31,7 +31,7 @@ LIKELY = float(np.log(0.25))
 
 
 class Shape(Protocol):
-    """What is read of a tree: its rows' parents and ranks."""
+    """The parts of a tree that are read: its rows' parents and ranks."""
 
     @property
     def parents(self) -> NDArray[np.int64]: ...
@@ -41,21 +41,21 @@ class Shape(Protocol):
 
 
 class Guiding(Protocol):
-    """What drafts ask a guide, wherever that is."""
+    """The questions of drafts to a guide, wherever that is."""
 
     def follow(self, tokens: Sequence[int], root: int) -> bool:
-        """Goes on to a root behind committed tokens, prompt and all; False where the grammar's bounds end that."""
+        """Goes on to a root after committed tokens, prompt and all; False where the grammar's bounds end that."""
 
     def first_levels(self, count: int) -> list[NDArray[np.bool_]]:
-        """bool [V] of at most so many levels behind the root: what may stand there, as far as that is known."""
+        """bool [V] of at most so many levels after the root: what may stand there, as far as that is known."""
 
     def allowed(self, path: Sequence[int], tokens: Collection[int]) -> set[int]:
-        """Those of some tokens that may stand behind a path, which begins behind the root."""
+        """The tokens among some that may stand after a path, which begins after the root."""
 
     def levels(
         self, tree: TreeBuffers, tokens_T: NDArray[np.int64], scores_M: NDArray[np.float32]
     ) -> list[NDArray[np.bool_]]:
-        """bool [V] of every level as far as it is known: what may stand behind the best path that is allowed.
+        """bool [V] of every level as far as it is known: what may stand after the best path that is allowed.
 
         None where the best child of every likely row of that path is allowed; ``scores`` are the nodes' as a draft has
         them.
@@ -71,7 +71,7 @@ class Guiding(Protocol):
 
 
 class Guide:
-    """Of one text, whose first token that is held to the grammar stands at ``position``; see `Guiding`."""
+    """The guide of one text, whose first token that is held to the grammar stands at ``position``; see `Guiding`."""
 
     def __init__(self, grammar: Foreseeing, position: int) -> None:
         self._grammar, self._known, self._next = grammar, position, position
@@ -93,17 +93,17 @@ class Guide:
         return not self._lost
 
     def first_levels(self, count: int) -> list[NDArray[np.bool_]]:
-        found = list[NDArray[np.bool_]]()
+        levels = list[NDArray[np.bool_]]()
         try:
             for level in range(count):
                 allowed_V = self._grammar.allowed(self._next + level)
-                found.append(allowed_V)
+                levels.append(allowed_V)
                 if np.count_nonzero(allowed_V) > 1:
                     break
                 self._grammar.take(self._next + level, int(allowed_V.argmax()))
         except RequestError:
             self._lost = True
-        return found
+        return levels
 
     def allowed(self, path: Sequence[int], tokens: Collection[int]) -> set[int]:
         at = self._next + len(path)
@@ -172,7 +172,7 @@ class Guide:
         return from_(0, self._next)
 
     def _best_path(self, tree: Shape, tokens: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
-        """The rows that have children, each the best one allowed behind the last: a row, where its children stand, and
+        """The rows that have children, each the best one allowed after the last: a row, where its children stand, and
         those. The grammar has taken the row."""
         below, at = _children(tree), self._next
         row: int | None = 0
@@ -195,7 +195,7 @@ class Guide:
         return best
 
     def _exchange(self, tokens: list[int], children: Sequence[int], at: int) -> None:
-        """What is forced, in the place of the first token that is forbidden."""
+        """The forced token, instead of the first one that is forbidden."""
         wrong = next((child for child in children if not self._grammar.allows(at, tokens[child])), None)
         forced = None if wrong is None else self._grammar.forced(at)
         if wrong is not None and forced is not None and forced not in [tokens[child] for child in children]:
@@ -212,7 +212,7 @@ class Guide:
 
 def _children(tree: Shape) -> dict[int, list[int]]:
     """The rows below every row that has any, by rank."""
-    found: dict[int, list[int]] = {}
+    rows: dict[int, list[int]] = {}
     for row, parent in enumerate(tree.parents.tolist()[1:], 1):
-        found.setdefault(parent, []).append(row)
-    return found
+        rows.setdefault(parent, []).append(row)
+    return rows

@@ -33,7 +33,7 @@ from draftwood.runtime.speculation.guide import Guide
 from draftwood.runtime.text.grammar import Grammars, TextGrammar
 from draftwood.runtime.text.rendering import limit
 
-# Beside what the tokenizer takes, which all processes share.
+# Besides what the tokenizer takes, which all processes share.
 MOST_MEMORY = 256 << 20
 # Processor seconds: of compiling; that may be saved up for answers, which a launch waits for; added with every answer.
 COMPILE_SECONDS, ANSWER_SECONDS, ADDED_SECONDS = 2.0, 1.0, 0.005
@@ -56,14 +56,14 @@ def read(source: IO[bytes]) -> Any:
 
 
 class _Shape(NamedTuple):
-    """What a guide reads of a tree."""
+    """The parts of a tree that a guide reads."""
 
     parents: np.ndarray[Any, Any]
     ranks: np.ndarray[Any, Any]
 
 
 class _Answers:
-    """What one text asks of its grammar."""
+    """The answers to one text about its grammar."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
@@ -103,16 +103,16 @@ class _Answers:
 
     def levels(self, parents: list[int], tokens: list[int], scores: list[float]) -> list[bytes]:
         tree = _Shape(np.array(parents), np.zeros(len(parents), np.int64))
-        found = self._guiding.levels(tree, np.array(tokens, np.int64), np.array(scores, np.float32))
-        return [_bits(allowed_V) for allowed_V in found]
+        known = self._guiding.levels(tree, np.array(tokens, np.int64), np.array(scores, np.float32))
+        return [_bits(allowed_V) for allowed_V in known]
 
     def filled(
         self, parents: list[int], ranks: list[int], tokens: list[int], candidates: list[list[int]] | None
     ) -> list[int]:
         tree = _Shape(np.array(parents), np.array(ranks))
         candidates_IK = None if candidates is None else np.array(candidates, np.int64)
-        found: list[int] = self._guiding.filled(tree, np.array(tokens, np.int64), candidates_IK).tolist()
-        return found
+        filled: list[int] = self._guiding.filled(tree, np.array(tokens, np.int64), candidates_IK).tolist()
+        return filled
 
 
 def _bits(allowed_V: np.ndarray[Any, Any]) -> bytes:
@@ -123,13 +123,13 @@ def serve(talk: socket.socket, begin: Callable[[], Grammars]) -> None:
     """Answers one text until it ends."""
     answers: _Answers | None = None
     source, saved = talk.makefile("rb"), ANSWER_SECONDS
-    while (asked := read(source)) is not None:
-        name, *given = asked
+    while (request := read(source)) is not None:
+        name, *arguments = request
         signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS if name == "compile" else saved)
-        refused, found = "", None
+        refused, result = "", None
         try:
             answers = answers or _Answers(begin())
-            found = getattr(answers, name)(*given)
+            result = getattr(answers, name)(*arguments)
         except RequestError as error:
             refused = str(error)
         except MemoryError:
@@ -139,7 +139,7 @@ def serve(talk: socket.socket, begin: Callable[[], Grammars]) -> None:
         left, _ = signal.setitimer(signal.ITIMER_PROF, 0)
         if name != "compile":
             saved = min(left + ADDED_SECONDS, ANSWER_SECONDS)
-        talk.sendall(framed((refused, found)))
+        talk.sendall(framed((refused, result)))
 
 
 class _Text(NamedTuple):
@@ -188,9 +188,9 @@ class Keeper:
         return _Text(process, life)
 
     def _close(self, life: socket.socket) -> None:
-        """What is the keeper's, in a process that it has forked."""
-        for one in (self._control, life, *(text.life for text in self._texts.values())):
-            one.close()
+        """Closes what is the keeper's, in a process that it has forked."""
+        for end in (self._control, life, *(text.life for text in self._texts.values())):
+            end.close()
 
     def _end(self, text: _Text) -> None:
         """Ends a process, and says by which signal it had ended before."""

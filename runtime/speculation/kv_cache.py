@@ -1,6 +1,6 @@
 """The teacher's key/value cache of one text, with explicit branch and commit.
 
-A verify step leaves its T rows behind the committed length: the *branch*. ``commit`` keeps the accepted path and drops
+A verify step leaves its T rows after the committed length: the *branch*. ``commit`` keeps the accepted path and drops
 the rest: rows that already lie in place are committed by length alone, the others are moved there. ``rollback`` is a
 smaller length. Where a graph moves the rows itself, in its next write, see `deferred_cache`.
 """
@@ -61,7 +61,7 @@ class KvCache:
         return list(self._all)
 
     def _shape(self, slots: int) -> tuple[int, ...]:
-        """Of one buffer."""
+        """The shape of one buffer."""
         return (self.dims.kv_heads, slots, self.dims.head_dim)
 
     def text(self, buffer: Buffer, length: int) -> Buffer:
@@ -84,11 +84,11 @@ class KvCache:
         return self.length
 
     def room(self, rows: int) -> bool:
-        """True if a step of ``rows`` rows fits behind the committed length, before the spare slot."""
+        """True if a step of ``rows`` rows fits after the committed length, before the spare slot."""
         return self.length + rows <= self.slots - 1
 
     def branched(self, rows: int) -> None:
-        """A verify step has run: ``rows`` rows lie open behind the length."""
+        """A verify step has run: ``rows`` rows lie open after the length."""
         self.open_rows = rows
 
     def extended(self, rows: int) -> None:
@@ -143,7 +143,7 @@ class KvCache:
             new[:, :length] = old[:, :length]
 
     def _begin(self, length: int) -> None:
-        """Takes note of ``length`` tokens that lie in place, behind which nothing has been run."""
+        """Takes note of ``length`` tokens that lie in place, after which nothing has been run."""
         self.length, self.open_rows = length, 0
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class TokenLogprobs(NamedTuple):
-    """Of one drawn token: its own, and those of the likeliest tokens at its place, the best first."""
+    """Log-probabilities of one drawn token: its own, and those of the likeliest tokens at its place, the best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -34,11 +34,11 @@ def token_logprobs(logits_V: NDArray[np.float32], token: int, count: int) -> Tok
     peak = logits_V.max()
     logprobs_V = logits_V - (peak + np.log(np.exp(logits_V - peak).sum()))
     ids_K: NDArray[np.int64] = np.argsort(-logprobs_V, kind="stable")[:count] if count else np.empty(0, np.int64)
-    return TokenLogprobs(float(logprobs_V[token]), tuple((int(one), float(logprobs_V[one])) for one in ids_K))
+    return TokenLogprobs(float(logprobs_V[token]), tuple((int(likely), float(logprobs_V[likely])) for likely in ids_K))
 
 
 def rows_logprobs(
     logits_TV: NDArray[np.float32], rows: Sequence[int], tokens: Sequence[int], count: int
 ) -> list[TokenLogprobs]:
-    """Of the tokens that were drawn at rows of a tree."""
+    """Log-probabilities of the tokens that were drawn at rows of a tree."""
     return [token_logprobs(logits_TV[row], token, count) for row, token in zip(rows, tokens, strict=True)]

@@ -28,7 +28,7 @@ from draftwood.trees.topology import MAX_RANK
 MOST_LINKS = 8
 # Classes of match lengths, by which acceptance differs most: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 and more.
 MATCH_CLASSES = 6
-# How often a text is thought to go on as it did behind a match, by class, before it has shown; as so many answers.
+# How often a text is expected to go on as it did after a match, by class, before it has shown; as so many answers.
 GOES_ON = (0.02, 0.15, 0.3, 0.5, 0.7, 0.85)
 HOPE = 4.0
 # Continuations of a match among which the most frequent is looked for as a text is read; more are taken for a miss.
@@ -60,20 +60,20 @@ Ways = list[tuple[int, int]]
 
 def levels(tree: Topology) -> Levels:
     """A tree as `TextIndex.draft` fills it."""
-    found: Levels = [[] for _ in range(tree.depth)]
+    levels: Levels = [[] for _ in range(tree.depth)]
     depths = tree.depths
     for parent in range(tree.rows):
         children = tree.children(parent)
         if children:
             ranks = tuple(tree.ranks[child] for child in children)
-            found[depths[parent]].append(Family(parent, ranks, 1 + max(ranks)))
-    return found
+            levels[depths[parent]].append(Family(parent, ranks, 1 + max(ranks)))
+    return levels
 
 
 class TextIndex:
     """The strings of one text. A token takes O(1) amortised; states and ways are at most 2n and 3n for n tokens.
 
-    ``corpus`` is another text beside it, which many may share: where the end of this one stands there longer than it
+    ``corpus`` is another text besides it, which many may share: where the end of this one stands there longer than it
     stands here once more, what followed there is proposed.
     """
 
@@ -85,7 +85,7 @@ class TextIndex:
         self._last = 0
         # The end of the text in the corpus: the state there, and its length.
         self._corpus, self._place, self._reach = corpus, 0, 0
-        # By class of match: how often a token came behind one, and was the one that had followed most often.
+        # By class of match: how often a token came after one, and was the one that had followed most often.
         self._asked, self._right = [0] * MATCH_CLASSES, [0] * MATCH_CLASSES
 
     @property
@@ -95,10 +95,10 @@ class TextIndex:
 
     def _found(self) -> tuple[TextIndex, int, int]:
         """Where the match stands: in which text, the state there, and its length."""
-        own = max(self._link[self._last], 0)
-        if self._corpus is not None and self._reach > self._size[own]:
+        linked = max(self._link[self._last], 0)
+        if self._corpus is not None and self._reach > self._size[linked]:
             return self._corpus, self._place, self._reach
-        return self, own, self._size[own]
+        return self, linked, self._size[linked]
 
     @classmethod
     def corpus_of(cls, tokens: Sequence[int]) -> Self:
@@ -124,7 +124,7 @@ class TextIndex:
     ) -> NDArray[np.int64]:
         """Tokens int64 [T] of a tree, by its `levels`; its root is the text's last token, at ``position``.
 
-        ``allowed`` says which of some tokens may stand behind a path, which begins behind the root.
+        ``allowed`` says which of some tokens may stand after a path, which begins after the root.
 
         A node of rank r gets the continuation that is counted r-th most; of equal ones the latest goes first. In
         sampled text the teacher's own noise is added to the logarithms of the counts, as it will be to its logits.
@@ -154,7 +154,7 @@ class TextIndex:
         """At most so many tokens that the text goes on with if it does as before, its last being at ``position``; each
         with the chance that it goes on so as far as that, by how often it did in this text."""
         (text, state, size), chance = self._found(), 1.0
-        found, draw = list[tuple[int, float]](), not sampling.greedy
+        ranked, draw = list[tuple[int, float]](), not sampling.greedy
         for depth in range(1, most + 1):
             ways = [text._continuations(state, 1)]
             (best,) = text._by_draw(ways, key_of(sampling.seed, position + depth)) if draw else text._by_count(ways)
@@ -163,24 +163,24 @@ class TextIndex:
             kind = match_class(size)
             chance *= (HOPE * GOES_ON[kind] + self._right[kind]) / (HOPE + self._asked[kind])
             token, state = best[0]
-            found.append((token, chance))
+            ranked.append((token, chance))
             size = min(size + 1, text._size[state])
-        return found
+        return ranked
 
     def _continuations(
         self, state: int, wanted: int, allowed: Callable[[Collection[int]], set[int]] | None = None
     ) -> list[Ways]:
-        """Tokens behind a state with the states that they lead to, then those of shorter ends until they are enough."""
-        found, known = list[Ways](), set[int]()
+        """Tokens after a state with the states that they lead to, then those of shorter ends until they are enough."""
+        followers, known = list[Ways](), set[int]()
         while state > 0 and len(known) < wanted:
             ways = self._ways[state]
             if allowed is not None:
                 fits = allowed(ways)
                 ways = {token: after for token, after in ways.items() if token in fits}
-            found.append([way for way in ways.items() if way[0] not in known] if known else list(ways.items()))
+            followers.append([way for way in ways.items() if way[0] not in known] if known else list(ways.items()))
             known.update(ways)
             state = self._link[state]
-        return found
+        return followers
 
     def _by_count(self, families: Sequence[list[Ways]]) -> list[Ways]:
         """Each family's continuations, those of longer ends first, the most frequent of an end first."""
@@ -191,7 +191,7 @@ class TextIndex:
         return [list(chain(*family)) for family in families]
 
     def _by_draw(self, families: Sequence[list[Ways]], key: Key) -> list[Ways]:
-        """The same, with the noise of one position added to the logarithms of counts."""
+        """Ranks tokens with the noise of one position added to the logarithms of counts."""
         several = [ways for ways in chain(*families) if len(ways) > 1]
         if several:
             ids = sorted({token for ways in several for token, _ in ways})
@@ -240,7 +240,7 @@ class TextIndex:
             self._place, self._reach = corpus._ways[self._place][token], self._reach + 1
 
     def _ended(self, state: int, token: int) -> int:
-        """The state of a state's longest string with the token behind it; split from a longer one's where need be."""
+        """The state of a state's longest string with the token after it; split from a longer one's where need be."""
         ways, link = self._ways, self._link
         whole = ways[state][token]
         if self._size[whole] == self._size[state] + 1:

@@ -1,7 +1,7 @@
 """A drafter's tree and what is looked up in the text, as one tree of as many rows.
 
 Of the nodes of both those stay that the teacher most likely comes to: the drafter says it by its probabilities, the
-text by how often it went on as before behind matches of that length. So a step costs what the drafter's own costs.
+text by how often it went on as before after matches of that length. So a step costs what the drafter's own costs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RankPath = tuple[int, ...]
 
 
 def merged(draft: Draft, ahead: Sequence[tuple[int, float]]) -> Draft:
-    """The draft with the likeliest of ``ahead`` in the place of its least likely nodes.
+    """The draft with the likeliest of ``ahead`` instead of its least likely nodes.
 
     Args:
         ahead: what the text goes on with if it does as before: tokens, each with the chance that it goes on so as far
@@ -44,14 +44,14 @@ def merged(draft: Draft, ahead: Sequence[tuple[int, float]]) -> Draft:
 
 def _nodes(draft: Draft) -> dict[RankPath, tuple[int, float]]:
     """The drafter's nodes by rank path: tokens, and the chances that the teacher comes to them."""
-    paths, scores, found = [RankPath()], [0.0], dict[RankPath, tuple[int, float]]()
+    paths, scores, places = [RankPath()], [0.0], dict[RankPath, tuple[int, float]]()
     rows = zip(draft.tree.parents.tolist(), draft.tree.ranks.tolist(), draft.tokens_T.tolist(), strict=True)
     for (parent, rank, token), score in zip(list(rows)[1:], draft.scores_M.tolist(), strict=True):
         paths.append((*paths[parent], rank))
         # Where levels are ranked a score is the candidate's own.
         scores.append(min(score + (scores[parent] if draft.candidates_IK is not None else 0.0), scores[parent]))
-        found[paths[-1]] = token, exp(scores[-1])
-    return found
+        places[paths[-1]] = token, exp(scores[-1])
+    return places
 
 
 @lru_cache(1024)

@@ -1,4 +1,4 @@
-"""What a request restricts beside a grammar: tokens that alone may come, words that may not, and the earliest end.
+"""Restrictions of a request besides a grammar: tokens that alone may come, words that may not, and the earliest end.
 
 A restriction is a constraint (`draftwood.runtime.speculation.constraint`): it follows the draws, so a tree changes
 nothing of the text. A bias is added to the teacher's logits before anything else looks at them.
@@ -23,7 +23,7 @@ from draftwood.runtime.text.tokenizer import Tokenizer
 class Wishes:
     """As other servers name it; empty where nothing is wishes.
 
-    A bad word is never drawn as the tokens that the tokenizer makes of it, at the beginning of a text or behind a
+    A bad word is never drawn as the tokens that the tokenizer makes of it, at the beginning of a text or after a
     space. Fewer than ``min_tokens`` end no text, by an end token or a stop string.
     """
 
@@ -38,7 +38,7 @@ class Wishes:
     def check(self, vocabulary: int) -> None:
         """Raises RequestError where an id is none of the vocabulary's, or a number is none."""
         for name, ids in (("allowed_token_ids", self.allowed_token_ids), ("logit_bias", self.logit_bias)):
-            bad = next((one for one in ids if not 0 <= one < vocabulary), None)
+            bad = next((token for token in ids if not 0 <= token < vocabulary), None)
             if bad is not None:
                 raise RequestError(f"{name}: token id {bad} is outside the vocabulary 0 to {vocabulary - 1}")
         if not np.isfinite([*self.logit_bias.values()]).all():
@@ -54,7 +54,7 @@ class Wishes:
 
 
 class Restriction:
-    """Of one text, whose first drawn token stands at ``first``; ``grammar`` restricts it, too."""
+    """The restriction of one text, whose first drawn token stands at ``first``; ``grammar`` restricts it, too."""
 
     def __init__(
         self,
@@ -105,17 +105,17 @@ class Restriction:
 
 
 def words_of(words: Sequence[str], tokenizer: Tokenizer) -> set[tuple[int, ...]]:
-    """The tokens of words, at the beginning of a text and behind a space.
+    """The tokens of words, at the beginning of a text and after a space.
 
     Raises:
         RequestError: one is empty.
     """
-    found: set[tuple[int, ...]] = set()
+    spellings: set[tuple[int, ...]] = set()
     for word in words:
         bare = word.lstrip()
         spelled = [tuple(tokenizer.encode(text, special=False)) for text in (bare, " " + bare)]
         if not bare or not all(spelled):
             raise RequestError("bad_words: expected words, got an empty one")
         # A space that is a token of its own begins other words, too.
-        found |= {spelled[0]} | ({spelled[1]} if len(spelled[1]) == len(spelled[0]) else set())
-    return found
+        spellings |= {spelled[0]} | ({spelled[1]} if len(spelled[1]) == len(spelled[0]) else set())
+    return spellings

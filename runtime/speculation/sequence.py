@@ -43,11 +43,11 @@ class SequenceState:
         # Token ids and what is added to their logits before a draw.
         self.bias: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
         self.root = 0
-        # The committed tokens; their index, beside a corpus if one was given, is made where a gear looks tokens up.
+        # The committed tokens; their index, besides a corpus if one was given, is made where a gear looks tokens up.
         self.tokens: list[int] = []
         self._index: TextIndex | None = None
         self.corpus = corpus
-        # How many of the likeliest tokens are wanted beside every drawn one; None where no logprobs are.
+        # How many of the likeliest tokens are wanted besides every drawn one; None where no logprobs are.
         self.top: int | None = None
         # Those of the tokens that the last step gained, of engines that give logits to the host.
         self.logprobs: list[TokenLogprobs] | None = None
@@ -132,12 +132,12 @@ class SequenceState:
 
     def index(self) -> TextIndex:
         """The committed text and its root, for drafts that are looked up there."""
-        found = self._index
-        if found is None or found.tokens[-1] != [*self.tokens[len(found.tokens) - 1 :], self.root][0]:
-            found = self._index = TextIndex(self.corpus)  # or another root was set than the text went on with
-        if len(found.tokens) <= len(self.tokens):
-            found.extend([*self.tokens[len(found.tokens) :], self.root])
-        return found
+        index = self._index
+        if index is None or index.tokens[-1] != [*self.tokens[len(index.tokens) - 1 :], self.root][0]:
+            index = self._index = TextIndex(self.corpus)  # or another root was set than the text went on with
+        if len(index.tokens) <= len(self.tokens):
+            index.extend([*self.tokens[len(index.tokens) :], self.root])
+        return index
 
     def rewind(self, length: int) -> None:
         """Goes back to the text's first ``length`` tokens; the next one to be read is the one that followed them."""

@@ -1,4 +1,4 @@
-"""What a draft graph adds to its logits: the noise that the teacher will draw with, so that it proposes what is drawn.
+"""A draft graph's noise: that which the teacher will draw with, so that the graph proposes what is drawn.
 
 A level's row is that of the level's position, times the temperature, by the ids that the drafter can propose. A
 position is drafted for several times until the text has passed it, so its row is kept. What must not be proposed gets

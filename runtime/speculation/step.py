@@ -1,6 +1,6 @@
 """One step of tree speculative decoding: draft, verify, accept, commit (Cai et al., 2024; Li et al., 2024).
 
-The drafter proposes a tree of tokens behind the root; the teacher runs all its rows at once, each seeing its
+The drafter proposes a tree of tokens after the root; the teacher runs all its rows at once, each seeing its
 ancestors; at every row of the walk the teacher draws one token, and a child that carries it is accepted, otherwise
 the token is the bonus and the next root. Plain decoding is the step whose tree is its root alone.
 
@@ -31,7 +31,7 @@ class Draft(NamedTuple):
     """A tree to verify: the token of every row, the root's first, and the tree's buffers.
 
     ``scores_M`` are log-probabilities of the nodes: a candidate's own where levels are ranked (Medusa, FastEagle),
-    its path's where nodes are (EAGLE-3); none of a tree that was looked up in the text, behind a match of class
+    its path's where nodes are (EAGLE-3); none of a tree that was looked up in the text, after a match of class
     ``match``. ``candidates_IK`` are those of every level, where levels are ranked.
     """
 
@@ -47,7 +47,7 @@ class Draft(NamedTuple):
         return float(np.exp(min(self.scores_M[0], 0.0))) if len(self.scores_M) else None
 
     def rank(self, depth: int, token: int) -> int | None:
-        """A token's rank among the candidates behind a path of ``depth`` nodes, K if it is none of them.
+        """A token's rank among the candidates after a path of ``depth`` nodes, K if it is none of them.
 
         None where the candidates are not known: of a drafter that ranks no levels, or past its last one.
         """
@@ -69,7 +69,7 @@ class TeacherOutput(NamedTuple):
 
 
 class Prefill(NamedTuple):
-    """What a prefill did: ``tokens`` is the first new one alone, the root; ``rows`` are the prompt's."""
+    """The result of a prefill: ``tokens`` is the first new one alone, the root; ``rows`` are the prompt's."""
 
     tokens: tuple[int, ...]
     rows: int
@@ -78,13 +78,13 @@ class Prefill(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one step did for one text: the one record, for the stream, the policy and the trace.
+    """The work of one step for one text: the one record, for the stream, the policy and the trace.
 
     Args:
         gear: that ran.
         length: committed tokens before the step.
         path: the rank path that the teacher accepted, even where the text ends on it; empty if nothing was drafted.
-            Nodes that were looked up beside a drafter's have rank `LOOKED_UP`.
+            Nodes that were looked up besides a drafter's have rank `LOOKED_UP`.
         gained: tokens, the bonus counted.
         rank: of the bonus among the candidates at the path's end, where the drafter's list is known: one that no
             tree has if it is beyond the list. None where only the tree's own nodes are known.
@@ -96,7 +96,7 @@ class Outcome(NamedTuple):
         rows: of the tree.
         accept_us: the part of ``host_us`` that acceptance and commit took.
         texts: that shared the launch; all times are of the whole launch.
-        match: class of the match behind which a tree was looked up in the text.
+        match: class of the match after which a tree was looked up in the text.
         draft: the tree that was verified.
         invariants: of tree and caches that were looked at, all of which held; None where no engine for comparison ran.
     """
@@ -140,10 +140,10 @@ class Parts(Protocol[Verified]):
         """Drafts, verifies and accepts in one launch; None where the parts have launches of their own."""
 
     def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
-        """For every text a tree of its gear behind its root."""
+        """For every text a tree of its gear after its root."""
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[Verified]:
-        """Runs the trees' rows behind the committed texts (R = T)."""
+        """Runs the trees' rows after the committed texts (R = T)."""
 
     def accept(
         self, states: Sequence[SequenceState], drafts: Sequence[Draft], verified: Sequence[Verified]
@@ -152,7 +152,7 @@ class Parts(Protocol[Verified]):
 
 
 class HostParts:
-    """What an engine has of the parts that gives logits to the host, and launches draft and verify one by one."""
+    """The parts of an engine that gives logits to the host, and launches draft and verify one by one."""
 
     def whole(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
         return None
@@ -160,11 +160,11 @@ class HostParts:
     def accept(
         self, states: Sequence[SequenceState], drafts: Sequence[Draft], verified: Sequence[TeacherOutput]
     ) -> list[Taken]:
-        found: list[Taken] = []
-        for state, one, output in zip(states, drafts, verified, strict=True):
-            accepted = accept(state, one, output.logits_RV)
-            found.append((accepted, output.features_RF[list(accepted.rows)]))
-        return found
+        taken: list[Taken] = []
+        for state, draft, output in zip(states, drafts, verified, strict=True):
+            accepted = accept(state, draft, output.logits_RV)
+            taken.append((accepted, output.features_RF[list(accepted.rows)]))
+        return taken
 
 
 def speculative_step(parts: Parts[Verified], states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:
@@ -182,15 +182,15 @@ def speculative_step(parts: Parts[Verified], states: Sequence[SequenceState], ge
     else:
         drafted, (drafts, verified) = began, launched
     ran = time.perf_counter_ns()
-    for state, one in zip(states, drafts, strict=True):
-        state.branched(one.tokens_T)
-    taken = parts.accept(states, drafts, verified)
-    for state, (accepted, features) in zip(states, taken, strict=True):
+    for state, draft in zip(states, drafts, strict=True):
+        state.branched(draft.tokens_T)
+    acceptance = parts.accept(states, drafts, verified)
+    for state, (accepted, features) in zip(states, acceptance, strict=True):
         state.commit(accepted.rows, accepted.bonus, features)
     took_us = (drafted - began) / 1e3, (ran - drafted) / 1e3, (time.perf_counter_ns() - ran) / 1e3
     return [
-        _outcome(gear, state, one, accepted, *took_us)._replace(texts=len(states))
-        for gear, state, one, (accepted, _) in zip(gears, states, drafts, taken, strict=True)
+        _outcome(gear, state, draft, accepted, *took_us)._replace(texts=len(states))
+        for gear, state, draft, (accepted, _) in zip(gears, states, drafts, acceptance, strict=True)
     ]
 
 
@@ -225,7 +225,7 @@ def _outcome(
         length=state.length - len(accepted.rows),
         path=accepted.path,
         gained=len(tokens),
-        # Behind a node that was looked up, the drafter has ranked nothing.
+        # After a node that was looked up, the drafter has ranked nothing.
         rank=None if LOOKED_UP in accepted.path else draft.rank(len(accepted.path), accepted.bonus),
         draft_us=draft_us,
         verify_us=verify_us,

@@ -30,7 +30,7 @@ _SPACE = r"\n?[ \t]{0,20}"
 
 
 class Grammars:
-    """What a tokenizer's texts can be held to.
+    """Grammars that a tokenizer's texts can be held to.
 
     ``source`` is the tokenizer as ``tokenizer.json`` has it; ``ends`` are the teacher's end tokens, of which a grammar
     says when they may come.
@@ -75,12 +75,12 @@ class Grammars:
         try:
             if is_schema:
                 defaults = {} if "x-guidance" in json.loads(text) else {"whitespace_pattern": _SPACE}
-                made = library.LLMatcher.grammar_from_json_schema(text, defaults=defaults)
+                compiled = library.LLMatcher.grammar_from_json_schema(text, defaults=defaults)
             else:
-                made = library.grammar_from("grammar", text)
+                compiled = library.grammar_from("grammar", text)
         except ValueError as error:
             raise _refused(str(error)) from None
-        matcher = library.LLMatcher(self._tokenizer, made, log_level=0)
+        matcher = library.LLMatcher(self._tokenizer, compiled, log_level=0)
         _check(matcher)
         return matcher
 
@@ -88,7 +88,7 @@ class Grammars:
 class TextGrammar:
     """A grammar's place in one text (`draftwood.runtime.speculation.constraint.Constraint`).
 
-    Behind an end token anything is allowed: a walk through a tree may go on there, and nobody reads what it finds.
+    After an end token anything is allowed: a walk through a tree may go on there, and nobody reads what it finds.
     """
 
     def __init__(self, matcher: Any, vocabulary: int, ends: frozenset[int]) -> None:

@@ -1,4 +1,4 @@
-"""What a chat template is given: messages, tools, documents and switches, checked to be JSON's own values."""
+"""Input of a chat template: messages, tools, documents and switches, checked to be JSON's own values."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Chat:
         return chat
 
     def continued(self, rendered: str) -> str:
-        """What a template has made of the chat, up to the end of the last message's text.
+        """A template's text of the chat, up to the end of the last message's text.
 
         Raises:
             RequestError: the template did not write that text.
@@ -116,20 +116,20 @@ def _message(where: str, given: Any) -> dict[str, Any]:
 def _objects(given: Any, name: str) -> list[dict[str, Any]] | None:
     if given is None:
         return None
-    if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
+    if not isinstance(given, list) or not all(isinstance(entry, Mapping) for entry in given):
         raise RequestError(f"chat: {name}: expected a list of objects, got {given!r:.60}")
-    found: list[dict[str, Any]] = _json(given, name)
-    return found
+    entries: list[dict[str, Any]] = _json(given, name)
+    return entries
 
 
 def _json(value: Any, where: str, depth: int = 0) -> Any:
-    """A copy in JSON's own types, for a template may call any method of what it is given."""
+    """A copy in JSON's own types, since a template may call any method of what it is given."""
     if depth > _DEEPEST:
         raise RequestError(f"chat: {where}: more than {_DEEPEST} levels deep")
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, (list, tuple)):
-        return [_json(one, where, depth + 1) for one in value]
+        return [_json(part, where, depth + 1) for part in value]
     if isinstance(value, Mapping) and all(type(name) is str for name in value):
-        return {name: _json(one, f"{where}: {name}", depth + 1) for name, one in value.items()}
+        return {name: _json(part, f"{where}: {name}", depth + 1) for name, part in value.items()}
     raise RequestError(f"chat: {where}: expected a value of JSON, got {type(value).__name__}")

@@ -44,11 +44,13 @@ class _Generation(Extension):
 
 def environment() -> jinja2.Environment:
     """The sandbox, with the helpers that Hugging Face gives a template."""
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+    sandbox = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    sandbox.filters["tojson"] = _tojson
+    sandbox.globals["raise_exception"] = _raise_exception
+    sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return sandbox
 
 
 def _raise_exception(message: str) -> None:
@@ -84,15 +86,15 @@ def main() -> None:
     for nothing in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         limit(nothing, 0)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    sources, made, compiled = read(source), environment(), {}
-    while (asked := read(source)) is not None:
+    sources, sandbox, compiled = read(source), environment(), {}
+    while (request := read(source)) is not None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + MOST_SECONDS)
-        name = asked["name"]
+        name = request["name"]
         try:
             if name not in compiled:
-                compiled[name] = made.from_string(sources[name])
-            answer = {"text": bounded(compiled[name], asked["values"])}
+                compiled[name] = sandbox.from_string(sources[name])
+            answer = {"text": bounded(compiled[name], request["values"])}
         except jinja2.TemplateError as error:
             answer = {"refused": str(error.message)}
         except MemoryError:
@@ -103,7 +105,7 @@ def main() -> None:
 
 
 def bounded(template: jinja2.Template, values: dict[str, Any]) -> str:
-    """What the template makes of the values; TemplateError once it is too long."""
+    """The template's text of the values; TemplateError once it is too long."""
     parts, characters = [], 0
     for part in template.generate(values):
         characters += len(part)

@@ -37,7 +37,7 @@ class _NamedTemplate(msgspec.Struct):
 
 
 class _Config(msgspec.Struct):
-    """What is used of ``tokenizer_config.json``."""
+    """The fields of ``tokenizer_config.json`` that are used."""
 
     chat_template: str | list[_NamedTemplate] | None = None
     bos_token: str | _Token | None = None
@@ -55,13 +55,13 @@ class _Config(msgspec.Struct):
         return {} if self.chat_template is None else {"default": self.chat_template}
 
     def tokens(self) -> dict[str, str]:
-        """Those that are set: a template may ask whether ``bos_token is defined``."""
+        """The tokens that are set: a template may ask whether ``bos_token is defined``."""
         named = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_token")}
         return {name: t.content if isinstance(t, _Token) else t for name, t in named.items() if t is not None}
 
 
 class _TokenizerFile(msgspec.Struct):
-    """What must be known of ``tokenizer.json`` beside what the tokenizers library does with it."""
+    """The facts of ``tokenizer.json`` that are needed besides the tokenizers library."""
 
     normalizer: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
@@ -70,17 +70,17 @@ class _TokenizerFile(msgspec.Struct):
         return [part.get("type", "") for part in _parts(self.decoder or {}, "decoders")]
 
     def growth(self) -> int:
-        """By how much replacements one behind the other lengthen a text, or its tokens, at most."""
+        """By how much replacements one after the other lengthen a text, or its tokens, at most."""
         chains = (_parts(self.normalizer or {}, "normalizers"), _parts(self.decoder or {}, "decoders"))
         return max(prod(max(len(str(part.get("content", ""))), 1) for part in chain) for chain in chains)
 
 
 def _parts(part: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """What a sequence holds, sequences inside it too; what is no sequence holds itself."""
+    """The members of a sequence, sequences inside it too; anything else is its own member."""
     inner = part.get(name)
     if not isinstance(inner, list):
         return [part]
-    return [one for other in inner if isinstance(other, dict) for one in _parts(other, name)]
+    return [part for other in inner if isinstance(other, dict) for part in _parts(other, name)]
 
 
 class Tokenizer:
@@ -157,8 +157,8 @@ class Tokenizer:
             return ids
         # Of several texts alone the library lets other threads of Python run meanwhile.
         with self._long if size > _LONG_BYTES else contextlib.nullcontext():
-            (found,) = _called(self._path, self._vocabulary.encode_batch, [text], add_special_tokens=special)
-        return [*found.ids]
+            (encoded,) = _called(self._path, self._vocabulary.encode_batch, [text], add_special_tokens=special)
+        return [*encoded.ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids without special tokens; ids that the tokenizer does not know are skipped."""
@@ -167,19 +167,19 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of a token given by its exact spelling in the vocabulary, or None."""
-        found: int | None = self._vocabulary.token_to_id(token)
-        return found
+        number: int | None = self._vocabulary.token_to_id(token)
+        return number
 
     def to_json(self) -> str:
         """The vocabulary as ``tokenizer.json`` has it."""
-        found: str = _called(self._path, self._vocabulary.to_str)
-        return found
+        text: str = _called(self._path, self._vocabulary.to_str)
+        return text
 
     @property
     def size(self) -> int:
         """How many tokens it knows, the special ones counted."""
-        found: int = self._vocabulary.get_vocab_size()
-        return found
+        size: int = self._vocabulary.get_vocab_size()
+        return size
 
     @property
     def has_chat(self) -> bool:
@@ -193,8 +193,8 @@ class Tokenizer:
 
     def special_id(self, token: str) -> int | None:
         """The id of a special token by its spelling; None where there is none, or a text shows it by itself."""
-        found = self.token_id(token)
-        return found if found in self._skipped else None
+        number = self.token_id(token)
+        return number if number in self._skipped else None
 
     def warm(self) -> None:
         """Starts what renders chats, so that the first one need not wait for it."""
@@ -209,15 +209,15 @@ class Tokenizer:
         Raises:
             RequestError: no template, a malformed chat (by field and index), or one that the template refuses.
         """
-        asked = Chat.of(chat)
-        name = self._named(asked.tools is not None)
+        checked = Chat.of(chat)
+        name = self._named(checked.tools is not None)
         if name not in self._templates:
             raise RequestError("chat: this bundle has no chat template; send a plain prompt")
         # tools and documents are None, not undefined: templates ask `tools is not none`.
-        fixed: dict[str, Any] = {"messages": asked.messages, "tools": asked.tools, "documents": asked.documents}
-        fixed["add_generation_prompt"] = asked.add_generation_prompt
-        rendered = self._templates.render(name, self._template_tokens | asked.chat_template_kwargs | fixed)
-        return asked.continued(rendered) if asked.continue_final_message else rendered
+        fixed: dict[str, Any] = {"messages": checked.messages, "tools": checked.tools, "documents": checked.documents}
+        fixed["add_generation_prompt"] = checked.add_generation_prompt
+        rendered = self._templates.render(name, self._template_tokens | checked.chat_template_kwargs | fixed)
+        return checked.continued(rendered) if checked.continue_final_message else rendered
 
     def _named(self, tools: bool) -> str:
         return "tool_use" if tools and "tool_use" in self._templates else "default"
@@ -234,8 +234,8 @@ class Tokenizer:
         """How the vocabulary spells a token; None if it adds nothing to a text (special or unknown)."""
         if token_id in self._skipped:
             return None
-        found: str | None = self._vocabulary.id_to_token(token_id)
-        return found
+        spelled: str | None = self._vocabulary.id_to_token(token_id)
+        return spelled
 
 
 def _read(path: Path) -> str:

@@ -71,7 +71,7 @@ def _one_of(damage: Damage, *patterns: str) -> Mutate:
 
 
 def _alone(damage: Damage, *patterns: str) -> Mutate:
-    """The same, and the other files that match are gone: what is read is the damaged one."""
+    """The subject, and the other files that match are gone: what is read is the damaged one."""
 
     def mutate(folder: Path, rng: random.Random) -> str:
         matching = [path for path in _files(folder) if any(path.match(pattern) for pattern in patterns)]

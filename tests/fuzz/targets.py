@@ -1,4 +1,4 @@
-"""What reads a mutated file, as the commands do: a target returns what it found, or raises what the reader raises.
+"""Readers of a mutated file, as the commands do: a target returns what it found, or raises what the reader raises.
 
 A result that contradicts itself is `Wrong`: tokens that differ from plain decoding, a tree that breaks an invariant.
 """

@@ -30,7 +30,7 @@ from draftwood.tests.fuzz.targets import Wrong  # noqa: E402
 
 # A case that waits uses no time of a processor, and one that computes may wait for one: hence two limits.
 WALL_SECONDS, CPU_SECONDS = 30, 12
-# Beside what the worker has mapped already.
+# Besides what the worker has mapped already.
 MEMORY = 2 << 30
 FILE_SIZE = 64 << 20
 

@@ -40,7 +40,7 @@ WAYS = {
     "runtime": "bundle > engine > step > text",
     "trees": "rank paths > statistics > plan > gears",
 }
-# Where an arrow between houses runs upwards; those that pass a house run beside it.
+# Where an arrow between houses runs upwards; those that pass a house run next to it.
 STAIRS = {
     ("kernels", "compiler"): 14,
     ("trees", "compiler"): 48,
@@ -91,7 +91,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def described(svg: str) -> dict[str, Any]:
-    """What ``architecture`` found when an SVG file was drawn.
+    """Findings of ``architecture`` when an SVG file was drawn.
 
     Raises:
         RequestError: the text is no picture that ``draw`` has written.
@@ -200,7 +200,7 @@ _Point = tuple[float, float]
 def _arrow(axes: Axes, start: _Point, end: _Point, count: int, bend: float = 0.0) -> None:
     style = {"arrowstyle": "-|>", "color": INK, "alpha": 0.55, "linewidth": 0.6 + 0.32 * count**0.5}
     bent = {"connectionstyle": f"arc3,rad={bend}", "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", end, start, arrowprops=style | bent, zorder=2)  # behind the rooms, before the houses
+    axes.annotate("", end, start, arrowprops=style | bent, zorder=2)  # after the rooms, before the houses
 
 
 def _draw_stairs(axes: Axes, edges: Edges) -> None:

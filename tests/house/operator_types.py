@@ -72,7 +72,7 @@ BY_HAND: Mapping[str, tuple[str, str, int, list[Row]]] = {
         ("ai_core/tbe/impl/util/util_gemm.py", "x1 x2 bias y", 3, _PRODUCT),
     ),
 }
-# What the definitions call otherwise than the graphs do. GE puts the third versions in the place of products.
+# What the definitions call otherwise than the graphs do. GE puts the third versions instead of products.
 _DEFINED = {"MatMul": "MatMulV3", "MatMulV2": "MatMulV3", "BatchMatMul": "BatchMatMulV3"}
 # HCCL's own sums and copies, no kernels of a store.
 _HCCL = "HcomAllReduce HcomAllGather"

@@ -1,6 +1,6 @@
 """The format of a bundle's manifest as JSON Schema: ``python -m draftwood.tests.house.schema [--out FILE]``.
 
-It is made from the structs that read a manifest, so what it refuses is refused; a reader refuses more, for it also
+It is made from the structs that read a manifest, so what it refuses is refused; a reader refuses more, since it also
 holds the parts of a manifest against each other and against the files.
 """
 

@@ -1,4 +1,4 @@
-"""Beside a loaded torch_npu, which has kernels for its device alone, ours compute on a CPU's tensors."""
+"""Besides a loaded torch_npu, which has kernels for its device alone, ours compute on a CPU's tensors."""
 
 from collections.abc import Callable
 

@@ -36,7 +36,7 @@ class Rows(nn.Module):
         return torch.ops.draftwood.rows_attention(qkv, *caches, *self.tables, *given, *self.gains, N, K, EPSILON)
 
     def arguments(self, parents: list[int], kept: int, more: int = 0) -> tuple[Tensor, ...]:
-        """A tree behind ``kept`` slots, given by every row's parent; the last row stands ``more`` times more."""
+        """A tree after ``kept`` slots, given by every row's parent; the last row stands ``more`` times more."""
         rows, count = len(parents), len(parents) + more
         seen, depths = torch.eye(rows, dtype=torch.bool), [0] * rows
         for row in range(1, rows):

@@ -81,7 +81,7 @@ def test_a_policy_is_told_how_far_the_drafter_is_behind(tiny_draft_bundles: dict
     policy.gears = [bundle.gear(name) for name in ("plain-kv256", "planned-kv256")]
     Decoding(CpuEngine(bundle), prompt, Options(max_new_tokens=40, ignore_eos=True), policy, trace).run()
     n = len(prompt)
-    assert policy.late[:4] == [0, n, n + 1, 0]  # before the prefill, behind it, behind a plain step, behind a draft
+    assert policy.late[:4] == [0, n, n + 1, 0]  # before the prefill, after it, after a plain step, after a draft
     # The draft's own step gained some, which every draft writes; a plain one more is one late, with them.
     assert policy.late[4] == trace.events[2].accepted + 1 and policy.late[6] == 0
 

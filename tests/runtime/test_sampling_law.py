@@ -1,4 +1,4 @@
-"""What equal texts rest on: the sampler's law with every small tree, and what a larger tree may do."""
+"""The ground of equal texts: the sampler's law with every small tree, and what a larger tree may do."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product

@@ -75,7 +75,7 @@ def free(model: OpenedBundle) -> bool:
 
 @pytest.mark.parametrize("others", [1, 4, 7])
 def test_a_long_prompt_holds_a_text_up_by_one_launch_of_it(engine: Counting, others: int) -> None:
-    """Of 200 tokens in 25 launches, beside texts that run: between two steps of each at most one launch of the prompt,
+    """Of 200 tokens in 25 launches, besides texts that run: between two steps of each at most one launch of the prompt,
     and the steps of the others, as many a launch as there are places."""
     model = opened(engine)
     streams = [model.stream(ids(n, 5), max_new_tokens=200, ignore_eos=True, policy="plain") for n in range(others)]
@@ -99,7 +99,7 @@ def test_a_long_prompt_holds_a_text_up_by_one_launch_of_it(engine: Counting, oth
     engine.before = all_wait
     with ThreadPoolExecutor(others + 1) as threads:
         running = [threads.submit(run, *one) for one in zip(streams, begun, strict=True)]
-        # All of them: a thread that starts late would read its own prompt beside the long one.
+        # All of them: a thread that starts late would read its own prompt besides the long one.
         assert all(runs.wait(SECONDS) for runs in begun)
         threads.submit(model.generate, ids(99, 200), max_new_tokens=1).result(SECONDS)
         long = [n for n, (kind, _) in enumerate(engine.launches) if kind == "prompt"][-25:]
@@ -158,7 +158,7 @@ def test_no_text_waits_for_more_than_its_turn(engine: Counting) -> None:
 
 @pytest.mark.parametrize("launch", [1, 3, 14, 16, 20])
 def test_cancelling_frees_the_place_within_a_launch(engine: Counting, launch: int) -> None:
-    """In a prompt of thirteen launches and behind it."""
+    """In a prompt of thirteen launches and after it."""
     model = opened(engine)
     stream = model.stream(ids(0, 100), max_new_tokens=100, ignore_eos=True)
 
@@ -306,7 +306,7 @@ def test_the_same_prompt_again_reads_one_token(folder: Path) -> None:
 
 
 def test_who_shares_a_part_copies_it(folder: Path) -> None:
-    """Two chats behind one beginning: neither loses its own, and drafts are as good as without."""
+    """Two chats after one beginning: neither loses its own, and drafts are as good as without."""
     engine = CpuEngine(Bundle.open(folder), 1)
     model, fresh = opened(engine), opened(engine, prefixes=False)
     system, policy = ids(7, 30), engine.bundle.manifest.gears[-1].name

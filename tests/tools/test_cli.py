@@ -174,7 +174,7 @@ def test_output_that_cannot_be_written_is_no_traceback(output: str, tmp_path: Pa
 @pytest.mark.parametrize("errors", ["2>&-", "2</dev/null", "2>/dev/full"])
 @pytest.mark.parametrize(("asked", "code"), [("inspect chain:3 --json", 0), ("inspect chain:nope", 2), ("nope", 2)])
 def test_where_errors_cannot_be_told_the_exit_code_does(errors: str, asked: str, code: int, tmp_path: Path) -> None:
-    """Behind a shell's script a closed descriptor may be one that is open for reading."""
+    """After a shell's script a closed descriptor may be one that is open for reading."""
     run = f"{sys.executable} -m draftwood.tools.cli {asked} {errors}"
     done = subprocess.run(["sh", "-c", run], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == code

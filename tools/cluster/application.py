@@ -41,7 +41,7 @@ class SessionRouter(ConsistentHashRouter):
 
 
 def application(given: dict[str, Any]) -> serve.Application:
-    """What Ray Serve runs, from the fields of ``Deployed``.
+    """The application that Ray Serve runs, from the fields of ``Deployed``.
 
     Raises:
         RequestError: one is missing, unknown, or makes no sense.
@@ -77,7 +77,7 @@ def config(deployed: list[Deployed]) -> dict[str, Any]:
     return {
         "proxy_location": "Disabled",
         "applications": [
-            {"name": one.name, "route_prefix": None, "import_path": IMPORT_PATH, "args": msgspec.to_builtins(one)}
-            for one in deployed
+            {"name": each.name, "route_prefix": None, "import_path": IMPORT_PATH, "args": msgspec.to_builtins(each)}
+            for each in deployed
         ],
     }

@@ -100,7 +100,7 @@ def here() -> bool:
     import ray
 
     node = ray.get_runtime_context().get_node_id()
-    return any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())
+    return any(machine["NodeID"] == node and machine["Alive"] for machine in ray.nodes())
 
 
 def _must_be_here() -> None:

@@ -1,4 +1,4 @@
-"""Calls that a Ray cluster makes, behind the interface of Python's own executors."""
+"""Calls that a Ray cluster makes, with the interface of Python's own executors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ray
 class RayExecutor(Executor):
     """Each call takes a processor of the cluster; one whose process or machine dies is made again.
 
-    So a call has to give the same whenever it is made, and to leave nothing behind but what it gives.
+    So a call has to give the same whenever it is made, and to leave nothing but what it gives.
     """
 
     def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:

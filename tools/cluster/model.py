@@ -126,8 +126,8 @@ class Replicas:
 def _run(deployed: Deployed) -> DeploymentHandle:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="Disabled", logging_config=QUIET)
-    found = serve.status().applications.get(deployed.name)
-    if found is not None and found.status == "RUNNING":
+    running = serve.status().applications.get(deployed.name)
+    if running is not None and running.status == "RUNNING":
         return serve.get_app_handle(deployed.name)
     return serve.run(application(msgspec.to_builtins(deployed)), name=deployed.name, route_prefix=None)
 

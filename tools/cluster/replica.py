@@ -20,7 +20,7 @@ from draftwood.tools.serve.process import EngineProcess
 
 
 class Deployed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an application is made of. Every machine has the bundle at the same path."""
+    """The content of an application. Every machine has the bundle at the same path."""
 
     bundle: str
     # SHA-256 of its manifest, which names all other files by theirs: a replica refuses another bundle.
@@ -38,7 +38,7 @@ class Deployed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """Of the application: equal deployments have equal names."""
+        """The application's name: equal deployments have equal names."""
         return f"draftwood-{hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]}"
 
 
@@ -76,7 +76,7 @@ class Replica:
             box.put(0, message)
 
     async def facts(self) -> bytes:
-        """What the engine said of itself, as MessagePack."""
+        """The engine's facts, as MessagePack."""
         return msgspec.msgpack.encode(self._process.ready)
 
     async def answer(self, content: bytes) -> AsyncIterator[bytes]:

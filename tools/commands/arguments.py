@@ -29,7 +29,7 @@ _DECODING: dict[str, dict[str, Any]] = {
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser, *names: str) -> None:
-    """What decides a text: the flags that are named, without names all of them; ``decoding_options`` reads them."""
+    """Flags that decide a text: those that are named, without names all of them; ``decoding_options`` reads them."""
     for name in names or _DECODING:
         parser.add_argument(f"--{name}", **_DECODING[name])
 
@@ -50,7 +50,7 @@ def add_engine_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_policy_argument(parser: argparse.ArgumentParser) -> None:
-    """What chooses the gear of each step; ``policies_of`` reads it back, and ``stream`` takes it as it is."""
+    """The flag that chooses the gear of each step; ``policies_of`` reads it back, and ``stream`` takes it as it is."""
     parser.add_argument(
         "--policy",
         default="adaptive",
@@ -61,7 +61,7 @@ def add_policy_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def policies_of(bundle: Bundle, args: argparse.Namespace) -> Policies:
-    """What the arguments ask for, with the step times that ``tune`` measured here if there are any."""
+    """The policies that the arguments ask for, with the step times that ``tune`` measured here if there are any."""
     from draftwood.runtime.engines import default_engine
     from draftwood.runtime.policy import Policies
     from draftwood.runtime.tuned import tuned_times
@@ -71,7 +71,7 @@ def policies_of(bundle: Bundle, args: argparse.Namespace) -> Policies:
 
 
 def decoding_options(args: argparse.Namespace) -> Asked:
-    """What ``generate`` and ``stream`` of an opened bundle take, from parsed arguments."""
+    """The options that ``generate`` and ``stream`` of an opened bundle take, from parsed arguments."""
     from draftwood.runtime.decoding import Asked
 
     # What a command has no flag for is left out, and so has its default.

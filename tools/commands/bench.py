@@ -47,8 +47,8 @@ def main(args: argparse.Namespace) -> int:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")
     share_threads()
     engine = open_engine(bundle, args.engine)
-    given = engine, prompts, options, Policies(bundle, "plain"), policies_of(bundle, args)
-    report = bench(*given) if args.texts == 1 else bench_batches(*given, args.texts)
+    measured = engine, prompts, options, Policies(bundle, "plain"), policies_of(bundle, args)
+    report = bench(*measured) if args.texts == 1 else bench_batches(*measured, args.texts)
     if args.texts > 1:
         report |= bench_joining(engine, prompts, args.texts)
     if args.json:
@@ -99,11 +99,11 @@ def _print_batches(report: dict[str, Any]) -> None:
 def _print_occupancies(occupancies: Sequence[dict[str, Any]]) -> None:
     """A line for each number of texts that was there."""
     print("by texts     tokens/s and ms a token of a text, plain and as chosen; texts of a launch: gear and its share")
-    for one in occupancies:
-        if one["plain_steps"] and one["speculative_steps"]:
-            rates, waits = ([one[f"{way}_{what}"] for way in WAYS] for what in ("tokens_per_s", "ms_per_token"))
-            chosen = ", ".join(f"{c['launch']}: {c['gear']} {100 * c['share']:.0f} %" for c in one["chosen"][:4])
-            print(f"  {one['texts']:3} {rates[0]:8.0f} {rates[1]:6.0f} {waits[0]:8.1f} {waits[1]:6.1f}   {chosen}")
+    for texts in occupancies:
+        if texts["plain_steps"] and texts["speculative_steps"]:
+            rates, waits = ([texts[f"{way}_{what}"] for way in WAYS] for what in ("tokens_per_s", "ms_per_token"))
+            chosen = ", ".join(f"{c['launch']}: {c['gear']} {100 * c['share']:.0f} %" for c in texts["chosen"][:4])
+            print(f"  {texts['texts']:3} {rates[0]:8.0f} {rates[1]:6.0f} {waits[0]:8.1f} {waits[1]:6.1f}   {chosen}")
 
 
 def _print_differences(report: dict[str, Any]) -> None:

@@ -174,7 +174,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _room(request: BuildRequest, out: Path) -> str:
-    """What the weights take here; RequestError where the disk has no room for them. They may run elsewhere."""
+    """The room that the weights take here; RequestError where the disk has no room for them. They may run elsewhere."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.making.needs import check_room
 
@@ -183,7 +183,7 @@ def _room(request: BuildRequest, out: Path) -> str:
 
 @dataclass
 class Stopwatch:
-    """Seconds of every stage, and the process's largest memory until its end; ``heading`` is said before the first."""
+    """Seconds of every stage, and the process's largest memory until its end; ``heading`` stands before the first."""
 
     heading: str = ""
     stages: list[dict[str, Any]] = field(default_factory=list)

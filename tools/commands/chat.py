@@ -76,9 +76,9 @@ class Conversation:
         elif line.startswith("/"):
             print(HELP, file=sys.stderr)
         else:
-            asked = [*self._messages, {"role": "user", "content": line}]
+            messages = [*self._messages, {"role": "user", "content": line}]
             try:
-                self._messages = [*asked, {"role": "assistant", "content": self._answer(asked)}]
+                self._messages = [*messages, {"role": "assistant", "content": self._answer(messages)}]
             except RequestError as error:  # too long by now, say; the conversation goes on without this turn
                 print(f"{error}\n/new begins anew", file=sys.stderr)
 
@@ -99,7 +99,7 @@ class Conversation:
 
 
 def _line(prompt: str) -> str:
-    """What is typed next; /quit where the input ends."""
+    """The next line that is typed; /quit when the input ends."""
     try:
         return input(prompt).strip()
     except EOFError:

@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _keep(report: dict[str, Any], path: Path) -> None:
-    """Writes the report beside what it is of, after it was printed; RequestError where the disk refuses."""
+    """Writes the report next to what it is of, after it was printed; RequestError if the disk refuses."""
     from draftwood.errors import RequestError
     from draftwood.files import write_whole
 
@@ -88,8 +88,8 @@ def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
     from draftwood.tools.reference.transformers import HfEngine
 
     if bundle.tokenizer is not None:
-        asked = read_prompts(args.prompts, _limit(args))
-        prompts = {prompt.id: Conversation(bundle.tokenizer).ask(prompt) for prompt in asked}
+        judged = read_prompts(args.prompts, _limit(args))
+        prompts = {prompt.id: Conversation(bundle.tokenizer).ask(prompt) for prompt in judged}
     else:
         drawn = sample_prompts(bundle, args.prompts, _limit(args))
         prompts = {f"random {number}": ids.tolist() for number, ids in enumerate(drawn, 1)}

@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
 def _deployed(args: argparse.Namespace, bundle: Path) -> Deployed:
     from draftwood.tools.cluster.replica import Deployed, manifest_digest
 
-    read_manifest(bundle)  # what no replica could open is told here, in one line
+    read_manifest(bundle)  # a bundle that no replica could open is refused here, in one line
     least, most = args.replicas
     return Deployed(
         bundle=str(bundle.resolve()),
@@ -78,7 +78,7 @@ def _deployed(args: argparse.Namespace, bundle: Path) -> Deployed:
 
 def _enough(deployed: dict[str, Deployed]) -> int:
     """The processors of this machine; RequestError where the replicas need more."""
-    needed = sum(one.replicas * one.threads for one in deployed.values())
+    needed = sum(application.replicas * application.threads for application in deployed.values())
     if needed > default_threads():
         raise RequestError(
             f"--replicas, --threads: the engines need {needed} processors, this machine has {default_threads()};"
@@ -89,10 +89,10 @@ def _enough(deployed: dict[str, Deployed]) -> int:
 
 def _replicas(given: str) -> tuple[int, int]:
     least, _, most = given.partition(":")
-    found = int(least), int(most or least)
-    if not 1 <= found[0] <= found[1] <= 1000:
+    bounds = int(least), int(most or least)
+    if not 1 <= bounds[0] <= bounds[1] <= 1000:
         raise ValueError
-    return found
+    return bounds
 
 
 _replicas.__name__ = "number, or two as 1:4"

@@ -36,14 +36,14 @@ def main(args: argparse.Namespace) -> int:
 
     if min(args.rows, args.max_new_tokens) < 1:
         raise RequestError(f"--rows {args.rows}, --max-new-tokens {args.max_new_tokens}: expected 1 or more of each")
-    own = args.own_prompts if args.own_prompts is not None else 0 if args.data else max(1, args.rows // 2)
-    if own < 0:
-        raise RequestError(f"--own-prompts {own}: expected 0 or more")
+    own_prompts = args.own_prompts if args.own_prompts is not None else 0 if args.data else max(1, args.rows // 2)
+    if own_prompts < 0:
+        raise RequestError(f"--own-prompts {own_prompts}: expected 0 or more")
     rows = [row for row in read_data(args.data) if not held_out(row)]
     device = device_named(args.device)
     with Team.join(device) as team:
         distill(
-            args.teacher, rows, args.out, rows=args.rows, own=own, new_tokens=args.max_new_tokens, team=team,
+            args.teacher, rows, args.out, rows=args.rows, own=own_prompts, new_tokens=args.max_new_tokens, team=team,
             device=device,
         )  # fmt: skip
     print(f"{args.out}: written; next: draftwood train KIND --teacher {args.teacher} --data {args.out} --out DRAFTER")

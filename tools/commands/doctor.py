@@ -22,7 +22,7 @@ from draftwood.tools.packages import BUILD, DEVICE, EXTRAS, RUN, SERVE, install,
 from draftwood.version import __version__
 from draftwood.versions import LEAST, acl_problem, npu_problem, unsupported
 
-# What each ability needs beside packages: "cann" and "npu".
+# What each ability needs besides packages: "cann" and "npu".
 NEEDS = {
     "run bundles": RUN,
     "serve bundles": (*RUN, *SERVE),
@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    found = report()
+    facts = report()
     if args.npu:
-        return _npu(found, args)
-    print(json.dumps(found, indent=2) if args.json else render(found))
+        return _npu(facts, args)
+    print(json.dumps(facts, indent=2) if args.json else render(facts))
     return 0
 
 
@@ -72,7 +72,7 @@ def _npu(found: dict[str, Any], args: argparse.Namespace) -> int:
     text = json.dumps(tried, indent=2)
     print(text if args.json else f"{describe(tried)}\n\nwritten to {args.npu}; it holds no names and no folders")
     works = all(verdict["works"] for verdicts in tried["probes"].values() for verdict in verdicts)
-    return 0 if works and not any(one.get("code") for one in tried["commands"]) else 1
+    return 0 if works and not any(command.get("code") for command in tried["commands"]) else 1
 
 
 def report() -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _ability(name: str, packages: dict[str, Any], ascend: dict[str, Any]) -> dic
 
 
 def _against(name: str, torch_npu: str | None, ascend: dict[str, Any]) -> str:
-    """What speaks against running on this machine's NPU although all is there; "" for nothing, or another ability."""
+    """The reason against running on this machine's NPU although all is there; "" for nothing, or another ability."""
     engine = name.partition("run on an NPU (")[2].rstrip(")")
     if not engine:
         return ""
@@ -165,7 +165,7 @@ def _npu_steps(packages: dict[str, Any], ascend: dict[str, Any]) -> list[str]:
 
 
 def _intel_steps(packages: dict[str, Any], openvino: dict[str, str]) -> list[str]:
-    """Intel's kernel driver makes a file of an NPU; OpenVINO needs a user-space driver beside it."""
+    """Intel's kernel driver makes a file of an NPU; OpenVINO needs a user-space driver besides."""
     if "NPU" in openvino:
         return ["this machine has an Intel NPU: draftwood check BUNDLE --engine openvino-npu"]
     if not any(Path("/dev/accel").glob("accel*")):

@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
         raise RequestError(f"no folder for what other programs read ({error}); set XDG_CACHE_HOME") from error
     rows = evaluate(suite, args.out, work).rows
     busy = sum(row["load"]["busy"] for row in rows)
-    differing = sum(not one["tie"] for one in differences(rows))
+    differing = sum(not text["tie"] for text in differences(rows))
     if args.json:
         print(json.dumps({"out": str(args.out), "rows": len(rows), "busy": busy, "different": differing}))
     else:
@@ -77,7 +77,7 @@ def _over(suite: Suite, args: argparse.Namespace) -> Suite:
     model = resolve(args.model) if args.model else None
     if model and not model.exists():
         raise RequestError(f"--model {args.model}: no such file or folder")
-    found = suite.over(read_given(named), takes, args.engine or suite.engine, model)
-    if left := [name for name in suite.sections if name not in found.sections]:
+    chosen = suite.over(read_given(named), takes, args.engine or suite.engine, model)
+    if left := [name for name in suite.sections if name not in chosen.sections]:
         print(f"left out, for these bundles are not measured so: {', '.join(left)}", file=sys.stderr)
-    return found
+    return chosen

@@ -16,17 +16,17 @@ FORMATS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    said = "; ".join(f"{name}: {line}" for name, line in FORMATS.items())
-    parser.add_argument("format", choices=FORMATS, metavar="FORMAT", help=said)
+    formats = "; ".join(f"{name}: {line}" for name, line in FORMATS.items())
+    parser.add_argument("format", choices=FORMATS, metavar="FORMAT", help=formats)
     parser.add_argument("drafter", metavar="DRAFTER", help="a drafter's folder")
     parser.add_argument("--model", required=True, metavar="DIR", help="its teacher's folder, or demo")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to write, not there yet")
 
 
 def main(args: argparse.Namespace) -> int:
-    found = _write_drafter(args)
-    size = f"{found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB"
-    print(f"{found['folder']}: {found['kind']}, {size}")
+    figures = _write_drafter(args)
+    size = f"{figures['tensors']} tensors, {figures['bytes'] / 1e6:.1f} MB"
+    print(f"{figures['folder']}: {figures['kind']}, {size}")
     return 0
 
 
@@ -43,10 +43,10 @@ def _write_drafter(args: argparse.Namespace) -> dict[str, Any]:
         teacher = Checkpoint.open(resolve(args.model))
         verifier = teacher.path.resolve().name  # what its reader finds the teacher by
         opened = open_drafter(Path(args.drafter), teacher)
-        made = opened.model.exported(opened.checkpoint, teacher, args.format, verifier)
-        (folder / "config.json").write_text(json.dumps(made.fields, indent=2) + "\n")
-        save_file(made.tensors, folder / made.file, metadata={"format": "pt"})
+        exported = opened.model.exported(opened.checkpoint, teacher, args.format, verifier)
+        (folder / "config.json").write_text(json.dumps(exported.fields, indent=2) + "\n")
+        save_file(exported.tensors, folder / exported.file, metadata={"format": "pt"})
     open_drafter(args.out, teacher)
-    found = {"folder": str(args.out), "format": args.format, "kind": opened.model.kind, "file": made.file}
-    sizes = [tensor.nbytes for tensor in made.tensors.values()]
-    return found | {"tensors": len(sizes), "bytes": sum(sizes)}
+    figures = {"folder": str(args.out), "format": args.format, "kind": opened.model.kind, "file": exported.file}
+    sizes = [tensor.nbytes for tensor in exported.tensors.values()]
+    return figures | {"tensors": len(sizes), "bytes": sum(sizes)}

@@ -57,15 +57,15 @@ def main(args: argparse.Namespace) -> int:
         if args.npu:
             from draftwood.tools.show.npu_graphs import npu_figures, npu_text
 
-            found, text = npu_figures(bundle), npu_text
+            figures, text = npu_figures(bundle), npu_text
         else:
-            found, text = bundle_figures(bundle), bundle_text
+            figures, text = bundle_figures(bundle), bundle_text
     elif args.npu:
         raise RequestError(f"{args.subject}: --npu shows the NPU graphs of a bundle; name one")
     else:
         name, topology = read_tree_or_spec(args.subject, path)
-        found, text = tree_figures(name, topology), tree_text
-    print(json.dumps(found, indent=2) if args.json else text(found))
+        figures, text = tree_figures(name, topology), tree_text
+    print(json.dumps(figures, indent=2) if args.json else text(figures))
     return 0
 
 
@@ -95,8 +95,8 @@ def _show_checkpoint(path: Path, args: argparse.Namespace) -> int:
 
     if args.npu:
         raise RequestError(f"--npu: {path} is a checkpoint, which holds no graphs; build it first")
-    found = checkpoint_figures(path, resolve(args.model) if args.model else None)
-    print(json.dumps(found, indent=2) if args.json else checkpoint_text(found))
+    figures = checkpoint_figures(path, resolve(args.model) if args.model else None)
+    print(json.dumps(figures, indent=2) if args.json else checkpoint_text(figures))
     return 0
 
 
@@ -151,7 +151,7 @@ def tree_figures(name: str, topology: Topology) -> dict[str, Any]:
         "rank_paths": [list(path) for path in topology.paths],
         "drawing": draw_text(topology),
         "invariants_hold": not broken,
-        "violations": [f"{found.name} at row {found.row}: {found.message}" for found in broken],
+        "violations": [f"{fault.name} at row {fault.row}: {fault.message}" for fault in broken],
     }
 
 
@@ -172,7 +172,7 @@ def tree_text(found: dict[str, Any]) -> str:
 
 
 def bundle_figures(bundle: Bundle) -> dict[str, Any]:
-    """What an opened, and so verified, bundle holds, as plain values."""
+    """The content of an opened, and so verified, bundle, as plain values."""
     import msgspec
 
     from draftwood.runtime.engines import default_engine
@@ -201,14 +201,14 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
 
 
 def _engines(manifest: Manifest) -> list[str]:
-    """What runs the bundle, here or on a machine that has the device."""
+    """The engines that run the bundle, here or on a machine that has the device."""
     kinds, ranks = {graph.kind for graph in manifest.graphs_of("onnx")}, len(manifest.rank_sets("ge"))
     npu = {0: [], 1: ["ge", "npu", "acl"]}.get(ranks, ["ge", "ranks"])
     return [name for name, kind in ONNX_ENGINES.items() if kind in kinds] + npu
 
 
 def _npu(sets: Sequence[GraphSet], sizes: dict[str, int]) -> dict[str, Any]:
-    """What all ranks share, and the weights of each."""
+    """Facts that all ranks share, and the weights of each."""
     npu = sets[0]
     return {
         "ranks": npu.ranks,
@@ -216,7 +216,7 @@ def _npu(sets: Sequence[GraphSet], sizes: dict[str, int]) -> dict[str, Any]:
         "soc": npu.soc,
         "graphs": [_graph(graph, sizes) for graph in npu.graphs],
         "weights": {"file": npu.weights, "bytes": sizes.get(npu.weights)},
-        "rank_weights": [{"file": one.weights, "bytes": sizes.get(one.weights)} for one in sets],
+        "rank_weights": [{"file": each.weights, "bytes": sizes.get(each.weights)} for each in sets],
     }
 
 

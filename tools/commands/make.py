@@ -67,20 +67,20 @@ def main(args: argparse.Namespace) -> int:
     work = args.out.with_name(f"{args.out.name}.make")
     work.mkdir(parents=True, exist_ok=True)
     _split_prompts(prompts, work)
-    given = _given(args)
+    inputs = _given(args)
     _check_out(args, work)
     if args.precision == BEST:
         from draftwood.tools.making.best import best
 
-        made, report = (None, found) if (found := _finished(args, work)) else best(args, work, given)
+        chosen, report = (None, finished) if (finished := _finished(args, work)) else best(args, work, inputs)
     else:
         stages = list(stages_of(args, work))
-        run(stages, work, given)
-        made, report = None, _report(args, stages, work)
+        run(stages, work, inputs)
+        chosen, report = None, _report(args, stages, work)
     report["from"] = _asked(args)
     write_whole(work / REPORT, json.dumps(report, indent=1).encode() + b"\n")
-    if made:
-        made.rename(args.out)
+    if chosen:
+        chosen.rename(args.out)
     print(json.dumps(report) if args.json else _page(report))
     return 0 if report["ok"] else 1
 
@@ -92,16 +92,16 @@ def _check_out(args: argparse.Namespace, work: Path) -> None:
     before = _finished(args, work)
     if before is None and not (args.precision != BEST and ours(work, args.out)):
         raise RequestError(f"{args.out}: exists already; expected a new folder; remove it or choose another --out")
-    if before is not None and (said := changed(before.get("from"), _asked(args))):
+    if before is not None and (reason := changed(before.get("from"), _asked(args))):
         raise RequestError(
-            f"{args.out}: exists already, and {said}; remove it to make it again, or choose another --out"
+            f"{args.out}: exists already, and {reason}; remove it to make it again, or choose another --out"
         )
 
 
 def _finished(args: argparse.Namespace, work: Path) -> dict[str, Any] | None:
     """The report of the bundle that is there, if all of its stages are done."""
-    found = read_note(work / REPORT, dict)
-    return found if args.out.exists() and found.get("bundle") == str(args.out) else None
+    report = read_note(work / REPORT, dict)
+    return report if args.out.exists() and report.get("bundle") == str(args.out) else None
 
 
 def _given(args: argparse.Namespace, **options: object) -> MadeFrom:
@@ -117,7 +117,7 @@ def _given(args: argparse.Namespace, **options: object) -> MadeFrom:
 
 
 def _asked(args: argparse.Namespace) -> MadeFrom:
-    """The same with what was asked for."""
+    """The files that all stages read, and the options."""
     names = ("model", "drafter", "kv", "precision", "texts", "int8_drafter", "device")
     return _given(args, **{f"--{name.replace('_', '-')}": getattr(args, name) for name in names})
 
@@ -168,10 +168,10 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
         # What rounds least of those that fit into memory is the largest that may be written.
         largest: Precision = next(reversed(fitting(teacher)), "exact")
         largest_said = check_room(teacher, largest, args.out, copies).removeprefix("--precision ")
-        said = f"--precision {BEST}, whose largest candidate is {largest_said}"
+        room = f"--precision {BEST}, whose largest candidate is {largest_said}"
     else:
-        said = check_room(teacher, args.precision, args.out, copies, runs=not args.device)
-    print(said, file=sys.stderr, flush=True)
+        room = check_room(teacher, args.precision, args.out, copies, runs=not args.device)
+    print(room, file=sys.stderr, flush=True)
     return prompts
 
 
@@ -179,12 +179,14 @@ def _split_prompts(prompts: Sequence[Prompt], work: Path) -> None:
     """Writes whole conversations to count with, and others to judge by."""
     names = list(dict.fromkeys(prompt.conversation for prompt in prompts))
     judging = set(names[JUDGES - 1 :: JUDGES])
-    _write_prompts(work / COUNTED, [one for one in prompts if one.conversation not in judging])
-    _write_prompts(work / JUDGING, [one for one in prompts if one.conversation in judging])
+    _write_prompts(work / COUNTED, [prompt for prompt in prompts if prompt.conversation not in judging])
+    _write_prompts(work / JUDGING, [prompt for prompt in prompts if prompt.conversation in judging])
 
 
 def _write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
-    rows = ({"prompt" if name == "text" else name: value for name, value in asdict(one).items()} for one in prompts)
+    rows = (
+        {"prompt" if name == "text" else name: value for name, value in asdict(prompt).items()} for prompt in prompts
+    )
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if not path.exists() or path.read_text() != text:
         path.write_text(text)

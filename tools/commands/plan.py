@@ -70,15 +70,15 @@ def read_statistics(paths: Sequence[Path]) -> tuple[Calibration, Calibration | N
     """The statistics in the files together; or those of greedy text, and those of sampled text in files of its own.
 
     Raises:
-        RequestError: a file has contexts of both beside one that has sampled text alone.
+        RequestError: a file has contexts of both, and another has sampled text alone.
     """
     from draftwood.trees.calibration import Calibration
     from draftwood.trees.calibration_file import read_calibration
 
     greedy, sampled = Calibration(), Calibration()
     for path in paths:
-        found = read_calibration(path)
-        (sampled if 0 < found.sampled == found.contexts.total else greedy).merge(found)
+        counted = read_calibration(path)
+        (sampled if 0 < counted.sampled == counted.contexts.total else greedy).merge(counted)
     if not greedy.contexts.total or not sampled.contexts.total:
         return (sampled if sampled.contexts.total else greedy), None
     if greedy.sampled:

@@ -136,7 +136,7 @@ def parse_texts(text: str) -> tuple[int, ...]:
 
 
 def _drafters() -> str:
-    """What ``--drafter`` takes."""
+    """The values of ``--drafter``."""
     specs = (f"{kind.name}{kind.cost_sizes}" for kind in kinds() if kind.cost_source is not None)
     return f"{', '.join(specs)} or a drafter's folder"
 

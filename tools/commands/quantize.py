@@ -71,26 +71,26 @@ def main(args: argparse.Namespace) -> int:
     if args.out is None:
         return _compare(original, [*texts.calibration, *texts.withheld], args.json)
     request = Request(model=model, texts=texts.calibration, layout=args.layout, head=args.head)
-    made = quantise(request, args.out, _say)
-    found = difference(original, made, texts.withheld, _say)
-    figures = found.figures()
-    kept = difference(original, in_precision(original, "nbits"), texts.withheld, _say) if original.packed else None
-    if kept:
-        figures["nbits"] = kept.figures()
+    quantised = quantise(request, args.out, _say)
+    measured = difference(original, quantised, texts.withheld, _say)
+    figures = measured.figures()
+    packed = difference(original, in_precision(original, "nbits"), texts.withheld, _say) if original.packed else None
+    if packed:
+        figures["nbits"] = packed.figures()
     (args.out / REPORT).write_text(json.dumps(figures, indent=2) + "\n")
     summary: dict[str, object] = {
         "folder": str(args.out),
         "layout": args.layout,
-        "quantised": len(made.config.quantised),
+        "quantised": len(quantised.config.quantised),
         "bytes": _bytes(args.out),
         "difference": figures,
     }
-    print(json.dumps(summary) if args.json else _text(summary, found, kept))
+    print(json.dumps(summary) if args.json else _text(summary, measured, packed))
     return 0
 
 
 def _compare(original: Checkpoint, texts: list[Tensor], as_json: bool) -> int:
-    """Every precision of a teacher beside its own function, on all texts."""
+    """Compares every precision of a teacher with its own function, on all texts."""
     from draftwood.compiler.quantisation.report import differences
     from draftwood.compiler.teachers.conversion import in_precision
     from draftwood.compiler.teachers.precisions import precisions
@@ -100,11 +100,11 @@ def _compare(original: Checkpoint, texts: list[Tensor], as_json: bool) -> int:
     }
     if not others:
         raise RequestError(f"--model {original.path}: has no layer that is rounded or kept packed; nothing to compare")
-    found = differences(original, others, _joined(texts, min(_LONGEST, original.config.max_positions)), _say)
+    measured = differences(original, others, _joined(texts, min(_LONGEST, original.config.max_positions)), _say)
     if as_json:
-        print(json.dumps({name: one.figures() for name, one in found.items()}))
+        print(json.dumps({name: figures.figures() for name, figures in measured.items()}))
     else:
-        print("\n".join(f"{name}: {_said(one)}" for name, one in found.items()))
+        print("\n".join(f"{name}: {_said(figures)}" for name, figures in measured.items()))
     return 0
 
 

@@ -16,10 +16,10 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools.lab.report.contents import contents
     from draftwood.tools.lab.report.markdown import tables_of, write_report
 
-    found = contents(args.run)
-    page, figures = write_report(found, args.run)
+    run_contents = contents(args.run)
+    page, figures = write_report(run_contents, args.run)
     if args.json:
-        print(json.dumps({"markdown": str(page), "figures": [*map(str, figures)], "tables": tables_of(found)}))
+        print(json.dumps({"markdown": str(page), "figures": [*map(str, figures)], "tables": tables_of(run_contents)}))
     else:
-        print(f"{page}: {len(figures)} figures, {len(tables_of(found))} tables")
+        print(f"{page}: {len(figures)} figures, {len(tables_of(run_contents))} tables")
     return 0

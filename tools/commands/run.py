@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _ending(result: Result) -> str:
-    """What follows the streamed text: ids where there was none, and on stderr the figures."""
+    """Prints what follows the streamed text: ids if there was none, and the figures on stderr."""
     rate = (len(result.token_ids) - 1) / max(result.decode_seconds, 1e-9)
     print(
         f"{len(result.token_ids)} tokens in {result.steps} steps, {result.accept_length_mean:.2f} a step,"

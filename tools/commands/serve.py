@@ -1,4 +1,4 @@
-"""``draftwood serve``: bundles behind an HTTP interface that clients of OpenAI's speak."""
+"""``draftwood serve``: bundles over an HTTP interface that clients of OpenAI's speak."""
 
 from __future__ import annotations
 
@@ -118,17 +118,17 @@ def limits_of(args: argparse.Namespace) -> dict[str, int]:
 
 def named(given: list[str]) -> dict[str, Path]:
     """Bundles by the names that requests know them by; RequestError where two have one name or one is no folder."""
-    found: dict[str, Path] = {}
-    for one in given:
-        name, separator, folder = one.partition("=")
-        path = demo.bundle(folder or one)
-        name = name if separator else one if one == demo.NAME else path.resolve().name
-        if name in found:
-            raise RequestError(f"{one}: two bundles are named {name}; give NAME=FOLDER")
+    bundles: dict[str, Path] = {}
+    for entry in given:
+        name, separator, folder = entry.partition("=")
+        path = demo.bundle(folder or entry)
+        name = name if separator else entry if entry == demo.NAME else path.resolve().name
+        if name in bundles:
+            raise RequestError(f"{entry}: two bundles are named {name}; give NAME=FOLDER")
         if not path.is_dir():
             raise RequestError(f"{path}: no such folder; expected a bundle, as draftwood build makes it")
-        found[name] = path
-    return found
+        bundles[name] = path
+    return bundles
 
 
 def keys_of(given: str) -> tuple[str, ...]:

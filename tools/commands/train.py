@@ -37,9 +37,9 @@ def _add_options(group: argparse._ArgumentGroup, kinds: Iterable[Kind]) -> None:
     for name, options in meant.items():
         option = next(iter(options.values()))
         kinds_of: dict[str, list[str]] = {}
-        for kind, one in options.items():
-            kinds_of.setdefault(one.help, []).append(kind.name)
-        help = "; ".join(f"{', '.join(found)}: {text}" for text, found in kinds_of.items())
+        for kind, described in options.items():
+            kinds_of.setdefault(described.help, []).append(kind.name)
+        help = "; ".join(f"{', '.join(names)}: {text}" for text, names in kinds_of.items())
         flag = f"--{name.replace('_', '-')}"
         if option.read is None:
             group.add_argument(flag, action="store_const", const=True, help=help)

@@ -29,9 +29,9 @@ def main(args: argparse.Namespace) -> int:
     share_threads(args.threads)
     opened = open_engine(bundle, engine)
     times = tune(opened, SECONDS, opened.batches)
-    kept = keep_times(bundle, engine, args.threads, times)
+    file = keep_times(bundle, engine, args.threads, times)
     print(f"{'gear':28} {'texts':>5} {'length':>6} {'late':>5} {'ms a step':>10}   late: tokens to catch up with")
-    for one in times:
-        print(f"{one.gear:28} {one.texts:5} {one.length:6} {one.late:5} {one.us / 1000:10.3f}")
-    print(f"kept in {kept}")
+    for time in times:
+        print(f"{time.gear:28} {time.texts:5} {time.length:6} {time.late:5} {time.us / 1000:10.3f}")
+    print(f"kept in {file}")
     return 0

@@ -72,7 +72,7 @@ def row_difference(apart: NDArray, want: NDArray) -> float:
 
 
 def half_name(number: int) -> str:
-    """What ends in the state that norm ``number`` reads; the embedding counts as the MLP before the first."""
+    """The half of a block that ends where norm ``number`` reads; the embedding counts as the MLP before the first."""
     return HALVES[number % 2]
 
 

@@ -1,6 +1,6 @@
 """Does every graph of a bundle compute what eager PyTorch computes?
 
-Equal argmax proves little, so logits, features and caches are compared, on trees with branches behind a real
+Equal argmax proves little, so logits, features and caches are compared, on trees with branches after a real
 prefix, through several steps with commits of every kind: whole, where rounding grows with depth, and block by block,
 each from the graph's own input, where it does not. Controls that are wrong on purpose (another mask, shifted
 positions, a misrouted path, a dropped write, a wrong scale) must be told apart by the same comparison. The NPU's graphs
@@ -148,7 +148,7 @@ def _of_engine(
 
 
 def _engines(bundle: Bundle) -> list[str]:
-    """Those that are compared unless one is named. OpenVINO's are not: they run the graphs of ``static``."""
+    """Engines that are compared unless one is named. OpenVINO's are not: they run the graphs of ``static``."""
     onnx, npu = bundle.manifest.graphs_of("onnx"), bundle.manifest.graph_set("ge")
     names = ["cpu", "static"] if onnx else []
     names += ["bitwise"] if any(graph.name == "bitwise" for graph in onnx) else []

@@ -67,7 +67,7 @@ class Comparison:
 class Pair:
     """An engine, the one it is held against, and the difference allowed.
 
-    A reference that follows takes each half of a block from the engine's own state, so it runs behind the engine.
+    A reference that follows takes each half of a block from the engine's own state, so it runs after the engine.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Pair:
         return Comparison(gear, graph, self.name, quantity, difference, allowed.value, where, allowed.reason)
 
     def rows(self, gear: str, graph: str, got: TeacherOutput, want: TeacherOutput, where: str) -> Iterator[Comparison]:
-        """What a launch gives, and where the reference follows every half of a block by itself."""
+        """The results of a launch, and where the reference follows every half of a block by itself."""
         yield self.compared(gear, graph, "logits", got.logits_RV, want.logits_RV, where)
         yield self.compared(gear, graph, "features", got.features_RF, want.features_RF, where)
         # Logit of the token each side chose: equal unless a choice differs by more than a numeric tie.
@@ -255,7 +255,7 @@ def compare_chunk(pair: Pair, graph: GraphSignature, prompt: NDArray[np.int64]) 
     where it is shorter."""
     assert isinstance(pair.engine, StaticEngine)
     rows = min(graph.rows, graph.slots // 2)
-    # The last token waits for the one behind it.
+    # The last token waits for the one after it.
     tokens, where = np.resize(prompt, rows + (graph.kind == "extend")), f"{rows} tokens"
     states = [engine.begin(graph.slots) for engine in pair.in_turn]
     got, want = (engine.prefill(state, tokens) for engine, state in zip(pair.in_turn, states, strict=True))

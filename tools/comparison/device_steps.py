@@ -97,7 +97,7 @@ def in_parts(engine: StaticEngine, apart: bool = True) -> Iterator[None]:
 
 
 def _left(engine: StaticEngine, got: SequenceState, want: SequenceState) -> Iterator[tuple[str, NDArray, NDArray]]:
-    """What a step leaves for the next, of either text; slots of the caches that are no text may hold anything."""
+    """The remains of a step for the next, of either text; slots of the caches that are no text may hold anything."""
     read, length = engine.executor.read, got.kv.placed
     yield "branch", read(got.kv.branch), read(want.kv.branch)
     for one, other in zip(got.kv.buffers, want.kv.buffers, strict=True):

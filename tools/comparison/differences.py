@@ -39,7 +39,7 @@ class Difference:
 
 
 class Noise(NamedTuple):
-    """Logits of one position, computed with other rows beside it: the largest absolute difference, how many rows were
+    """Logits of one position, computed with other rows next to it: the largest absolute difference, how many rows were
     compared, and how many of them had equal bits."""
 
     apart: float = 0.0
@@ -52,7 +52,7 @@ class Noise(NamedTuple):
 
 
 def logit_noise(engine: Engine, ids: list[int]) -> float:
-    """Largest absolute difference between logits of one position computed with other rows beside it."""
+    """Largest absolute difference between logits of one position computed with other rows next to it."""
     return noise_of(engine, ids).apart
 
 
@@ -83,8 +83,8 @@ def noise_of(engine: Engine, ids: list[int]) -> Noise:
 
 
 def _moved_noise(engine: Engine, ids: list[int]) -> Noise:
-    """Of a plain step over caches as they are, and over caches whose values are moved by their last bit or not at all:
-    about what a sum in another order does."""
+    """Noise of a plain step between its caches and the same moved by a last bit or not at all, about that of a sum in
+    another order."""
     plain, last = engine.bundle.trees["plain"][1], np.array(ids[-1:])
     state = engine.begin(max(gear.slots for gear in engine.bundle.manifest.gears))
     engine.prefill(state, np.array(ids[:-1]))
@@ -111,7 +111,7 @@ def explain(
     options: Options,
     noise: float,
 ) -> Difference:
-    """The first difference of two texts behind a prompt, and whether noise in the logits explains it."""
+    """The first difference of two texts after a prompt, and whether noise in the logits explains it."""
     at = agreement(plain, found)
     state = engine.begin(max(gear.slots for gear in engine.bundle.manifest.gears))
     logits_V = engine.prefill(state, np.array([*ids, *plain[:at]])).logits_RV[0]

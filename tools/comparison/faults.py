@@ -84,7 +84,7 @@ def _is_chain(tree: TreeBuffers) -> bool:
 
 
 def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Control]:
-    """Faults in what one draft reads: the teacher's states, the root beside them, the drafter's own caches."""
+    """Faults in what one draft reads: the teacher's states, the root next to them, the drafter's own caches."""
     if not gear.neural:
         return
     before = int(prompt[-1])
@@ -107,7 +107,7 @@ def drafted(
     root: int,
     spoil: Callable[[DraftCache], None] = lambda _: None,
 ) -> tuple[Draft, Draft]:
-    """The reference's draft behind a prompt and a plain step, after which the drafter's caches hold the prompt, and
+    """The reference's draft after a prompt and a plain step, after which the drafter's caches hold the prompt, and
     the engine's, to whose drafter's memory ``spoil`` is done in between."""
     states, last = [engine.begin(gear.slots) for engine in pair.in_turn], int(prompt[-1])
     for engine, state in zip(pair.in_turn, states, strict=True):
@@ -123,7 +123,7 @@ def drafted(
 
 
 def _misplaced(cache: DraftCache) -> None:
-    """Every one of three states in the place of the next; of a single state its parts."""
+    """Every one of three states instead of the next; of a single state its parts."""
     features = cache.features
 
     def turned(count: int) -> NDArray[np.float32]:
@@ -139,7 +139,7 @@ def _forgotten(cache: DraftCache) -> None:
 
 
 def tree_of(engine: Engine, gear: Gear, prompt: NDArray[np.int64]) -> TreeBuffers:
-    """The gear's tree; of a budget tree the one that is drafted behind the prompt."""
+    """The gear's tree; of a budget tree the one that is drafted after the prompt."""
     if gear.tree in engine.bundle.trees:
         return engine.bundle.trees[gear.tree][1]
     state = engine.begin(gear.slots)
@@ -148,7 +148,7 @@ def tree_of(engine: Engine, gear: Gear, prompt: NDArray[np.int64]) -> TreeBuffer
 
 
 class Steps:
-    """One tree step behind a prompt, and one behind its commit: the reference's as they should be, and the engine's
+    """One tree step after a prompt, and one after its commit: the reference's as they should be, and the engine's
     with something wrong."""
 
     def __init__(self, pair: Pair, gear: Gear, prompt: NDArray[np.int64], tree: TreeBuffers) -> None:
@@ -157,7 +157,7 @@ class Steps:
         self._tokens_T = np.random.default_rng(0).integers(0, vocabulary, tree.rows)
 
     def tree(self, wrong: TreeBuffers) -> list[Comparison]:
-        """Of a tree step."""
+        """The faults of a tree step."""
         return self._verified(self._begun(), (wrong, self.right))
 
     def commit(self, route: list[int], path: list[int], drop: bool = False) -> list[Comparison]:
@@ -200,7 +200,7 @@ def _commit_controls(steps: Steps) -> Iterator[Control]:
 
 
 def control(pair: Pair, gear: Gear, fault: str, found: Iterable[Comparison]) -> Control:
-    """What the comparison makes of a fault, by the quantity that it moved most."""
+    """The comparison's verdict on a fault, by the quantity that it moved most."""
     worst = max(found, key=lambda one: one.difference / max(one.tolerance, _LEAST))
     return Control(gear.name, pair.name, fault, worst.difference, not worst.ok)
 
@@ -211,7 +211,7 @@ def graph_mutations() -> dict[str, Callable[[Graph], Graph]]:
 
 
 def _inverted(graph: Graph) -> Graph:
-    """What is seen becomes what is masked."""
+    """Swaps seen and masked."""
     nodes = {n.name: replace(n, type="Identity") if n.type == "LogicalNot" else n for n in graph.nodes.values()}
     return replace(graph, nodes=nodes)
 

@@ -15,13 +15,13 @@ from draftwood.trees import TreeBuffers
 
 
 def draft(engine: Engine, state: SequenceState, gear: Gear, root: int) -> Draft:
-    """A tree of the gear behind the text and the token ``root``."""
+    """A tree of the gear after the text and the token ``root``."""
     state.root = root
     return engine.draft([state], [gear])[0]
 
 
 def verify(engine: Engine, state: SequenceState, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> TeacherOutput:
-    """Runs a tree's rows behind the text; the branch is left open, for ``state.commit`` to choose from."""
+    """Runs a tree's rows after the text; the branch is left open, for ``state.commit`` to choose from."""
     given = Draft(np.asarray(tokens_T), np.zeros(0, np.float32), tree)
     (output,) = engine.verify([state], [given])
     state.branched(given.tokens_T, output.features_RF)

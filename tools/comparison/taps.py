@@ -1,4 +1,4 @@
-"""Shows the states between a graph's blocks: a copy of it in memory gives them as outputs beside its own.
+"""Shows the states between a graph's blocks: a copy of it in memory gives them as outputs besides its own.
 
 A state is what enters a block's norm, before attention and before the MLP, and before the last norm. The graph is found
 by its norms' weights, so that the form of a norm, one node or several, does not matter.
@@ -86,7 +86,7 @@ class Taps:
 
 
 class TappedBindings(SessionBindings):
-    """Those of a graph that gives its states as well."""
+    """Bindings of a graph that gives its states as well."""
 
     def __init__(self, bundle: Bundle, graph: GraphSignature, threads: int | None, taps: Taps) -> None:
         model, self._states = tapped_model(bundle, graph)
@@ -163,7 +163,7 @@ class TappedCpu(_Tapped, CpuEngine):
 
 
 class TappedBitwise(TappedCpu, BitwiseEngine):
-    """The same of the engine whose rows have equal bits."""
+    """The tapped engine whose rows have equal bits."""
 
 
 class TappedExecutor(OnnxExecutor):

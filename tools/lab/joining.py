@@ -1,4 +1,4 @@
-"""What it is to join others: a chat's second turn with and without kept prefixes, and the wait while a prompt is read.
+"""The cost of joining others: a chat's second turn with and without kept prefixes, and the wait while a prompt is read.
 
 Both go through what ``draftwood.open`` returns, as a service does, and are timed by the clock of who waits.
 """
@@ -39,7 +39,7 @@ def bench_joining(engine: Engine, prompts: Sequence[Prompt], texts: int) -> dict
 
 
 def _ids(engine: Engine, prompts: Sequence[Prompt], count: int) -> list[int]:
-    """Tokens of the prompts, one behind another, over and over."""
+    """Tokens of the prompts, one after another, over and over."""
     own = [token for prompt in prompts for token in Conversation(tokenizer_of(engine)).ask(prompt)]
     return (own * (count // len(own) + 1))[:count]
 

@@ -1,7 +1,7 @@
 """How long the steps of a bundle take on this machine: a measured latency table.
 
 Every entry is visited once a round, in shuffled order, so that whatever else the machine does hits all alike. A visit
-decodes a few steps for real: draft, verify behind a cache filled to half its KV length, commit of a path that lies
+decodes a few steps for real: draft, verify after a cache filled to half its KV length, commit of a path that lies
 scattered in the tree.
 """
 
@@ -43,7 +43,7 @@ HOST_TOKENS = 48  # new tokens of a text that is decoded for the host's share
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One entry to time: a tree behind the caches of texts, and the rows of it that every step commits."""
+    """One entry to time: a tree after the caches of texts, and the rows of it that every step commits."""
 
     topology: Topology
     tree: TreeBuffers
@@ -110,7 +110,7 @@ class Times:
 
 
 def _subjects(engine: Engine, rows: set[int], slots: int, texts: Sequence[int] = (1,)) -> list[Subject]:
-    """The bundle's trees, one for each number of rows, and bushy ones of the other numbers, behind the same caches."""
+    """The bundle's trees, one for each number of rows, and bushy ones of the other numbers, after the same caches."""
     trees = {topology.rows: topology for topology, _ in engine.bundle.trees.values()}
     trees |= {count: bushy(count) for count in rows - trees.keys()}
     filled, needed = slots // 2, max(trees) + (STEPS + 1) * max(len(committed_path(tree)) for tree in trees.values())
@@ -226,7 +226,7 @@ def _prompt(bundle: Bundle) -> list[int]:
 
 
 def _host_seconds(engine: Engine, prompt: list[int], texts: int) -> float:
-    """What a step of real texts spends outside graphs: the mean of plain decoding's and the largest tree's."""
+    """Time that a step of real texts spends outside graphs: the mean of plain decoding's and the largest tree's."""
     policies = [policy_for(engine.bundle), policy_for(engine.bundle, widest_gear(engine.bundle))]
     return sum(_host_step_seconds(engine, prompt, policy, texts) for policy in policies) / len(policies)
 

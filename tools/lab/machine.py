@@ -1,4 +1,4 @@
-"""What this machine is made of, as far as its system says; what it does not say is None or left out."""
+"""The parts of this machine, as far as its system names them; the others are None or left out."""
 
 import contextlib
 import json
@@ -99,7 +99,7 @@ def htp() -> str | None:
 
 
 def _told(code: str) -> Any:
-    """What code prints as JSON, None where it fails; run in a process of its own, since drivers take part."""
+    """The JSON that code prints, None if it fails; run in a process of its own, since drivers take part."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True

@@ -25,7 +25,7 @@ from draftwood.compiler.teachers.registry import read_config
 from draftwood.tools.demo import resolve
 
 HEADS = 3
-# What a model is, beside the shape that it is two layers of. Of the first the widths that any test has; of the others
+# What a model is, besides the shape that it is two layers of. Of the first the widths that any test has; of the others
 # those of 7B models: rows of 4096, heads of 128, four or eight query heads for one of keys, a vocabulary of 152k.
 MODELS: dict[str, tuple[str, dict[str, int]]] = {
     "small": (

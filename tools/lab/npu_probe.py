@@ -1,4 +1,4 @@
-"""What the NPU at hand does with what the graphs are made of: each piece alone, compiled as the graphs are.
+"""Probes of the NPU at hand: each piece of the graphs alone, compiled as the graphs are.
 
     python -m draftwood.tools.lab.npu_probe NAME
 
@@ -136,7 +136,7 @@ def _cut() -> Probe:
 
 
 class Products(nn.Module):
-    """The fused operators between attentions, and a product with a float32 bias behind it."""
+    """The fused operators between attentions, and a product with a float32 bias after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ def _compiled(device: str) -> Compile:
 
 
 def _apart(got: Iterable[Tensor], want: Iterable[Tensor], tolerance: float) -> str:
-    """What differs most; "" where all is near enough."""
+    """The largest difference; "" if all is near enough."""
     for number, (one, other) in enumerate(zip(got, want, strict=True)):
         here = one.cpu()
         if here.dtype != other.dtype or here.shape != other.shape:

@@ -1,4 +1,4 @@
-"""What ``draftwood doctor --npu`` finds out for whoever has no device: one file that may be sent to anybody.
+"""Findings of ``draftwood doctor --npu`` for whoever has no device: one file that may be sent to anybody.
 
 For somebody who has a device for an hour and may not debug: probes in the order of risk, each in a process of its own
 with a limit, since what fails on a device may take its process along; then bundles, built, checked and timed on every
@@ -85,7 +85,7 @@ def npu_report(
 
 
 class Task(NamedTuple):
-    """What is tried: given the report, and the seconds that are left, it adds what it finds."""
+    """A trial: it takes the report and the seconds that are left, and adds its findings."""
 
     name: str
     run: Callable[[dict[str, Any], float], None]
@@ -159,7 +159,7 @@ def operators(folder: Path) -> list[dict[str, str]]:
 
 
 def without_names(value: Any) -> Any:
-    """The same report with folders cut off in front of names of files, and neither user nor machine in it."""
+    """The report with folders cut off in front of names of files, and neither user nor machine in it."""
     if isinstance(value, dict):
         return {key: without_names(one) for key, one in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What the hour on a device runs after the probes, in the order of what it teaches.
+"""Runs of the hour on a device after the probes, the most instructive first.
 
 First whether the graphs compute what they should, on both engines; then the same at the widths of a 7B model, in bf16
 and W8A8; then what is slower to say or says less. All models but the last are made on the spot.
@@ -78,7 +78,7 @@ def _bench(folder: Path, name: str, engine: str) -> Step:
 
 
 def _made(folder: Path, name: str, engine: str) -> Path:
-    """What an engine opens."""
+    """The bundle that an engine opens."""
     return folder / name / "npu" / "om" if engine == "acl" else folder / name
 
 

@@ -1,4 +1,4 @@
-"""What a section measures with: bundles that are open, their step times on this machine, and texts."""
+"""Means of a section: bundles that are open, their step times on this machine, and texts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Lab:
         return found
 
     def prefilled(self, opened: Opened, ids: list[int], slots: int) -> Prefilled:
-        """A text behind its prompt; the last one is kept, as sampling it otherwise needs no other prefill."""
+        """A text after its prompt; the last one is kept, as sampling it otherwise needs no other prefill."""
         key = (opened.digest, slots, tuple(ids))
         if self._prefilled is None or self._prefilled[0] != key:
             self._prefilled = key, Prefilled(opened.engine, np.array(ids, np.int64), slots)

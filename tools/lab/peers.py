@@ -223,7 +223,7 @@ INSTALL = {
 
 
 def open_peer(name: str, model: Path, work: Path, threads: int) -> Generate | str:
-    """What decodes with a peer, or why it cannot: somebody else's program must not end a run of ours.
+    """A decoder with a peer, or the reason against it: somebody else's program must not end a run of ours.
 
     It answers once in a process of its own first, which it may end as it likes.
     """

@@ -1,4 +1,4 @@
-"""A text behind its prompt that is decoded many times: one prefill serves every policy, round and temperature."""
+"""A text after its prompt that is decoded many times: one prefill serves every policy, round and temperature."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Prefilled(Engine):
         self._logits_V = engine.prefill(self._filled, prompt_n).logits_RV[-1].copy()
 
     def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
-        """A copy of the text behind its prompt, at ``slots`` slots or the prefill's, if those are more."""
+        """A copy of the text after its prompt, at ``slots`` slots or the prefill's, if those are more."""
         state = copy.deepcopy(self._filled)
         state.sampling = sampling or Sampling()
         if state.slots < slots:

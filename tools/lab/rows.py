@@ -78,7 +78,7 @@ class Text(NamedTuple):
 
 
 def decoded(rows: Sequence[dict[str, Any]]) -> Iterator[Text]:
-    """Every text that was decoded beside a plain one, other plain ones left out."""
+    """Every text that was decoded besides a plain one, other plain ones left out."""
     return (text for text in _all(rows) if not is_plain(text.way))
 
 
@@ -97,6 +97,6 @@ def differences(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for row in rows:
         for one in row["found"].get("bench", {}).get("differences", ()):  # of texts that shared launches
             yield {**one, "key": row["key"], "way": "together"}
-        for way, one in row["found"].get("programs", {}).items():  # ours beside other programs
+        for way, one in row["found"].get("programs", {}).items():  # ours next to other programs
             if not one.get("equal", True):
                 yield {"tie": False, "key": row["key"], "way": way}

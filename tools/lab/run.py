@@ -80,7 +80,7 @@ class Progress:
         self._say(f"now {task.key}")
 
     def done(self, task: Task, row: Row) -> None:
-        """Behind a task."""
+        """After a task."""
         self._done += 1
         self._seconds += row["load"]["seconds"] * row["load"]["tries"]
         if self._done == self._total:

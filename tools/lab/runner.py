@@ -48,7 +48,7 @@ def in_turns(
     number: int = 0,
     turns: Mapping[str, tuple[int, int]] | None = None,
 ) -> dict[str, list[Taken]]:
-    """What every way gives in every round that it takes part in.
+    """The result of every way in every round that it takes part in.
 
     Args:
         number: the text's, by which the order and ``turns`` alternate.
@@ -71,7 +71,7 @@ def is_plain(way: str) -> bool:
 
 
 def decode(way: Way, ids: Sequence[int], options: Options) -> Decoded:
-    """The text behind a prompt."""
+    """The text after a prompt."""
     trace, policy = Trace(), way.policies.new(options.sampling.greedy, options.max_new_tokens)
     return Decoded(Decoding(way.engine, ids, options, policy, trace).run(), trace)
 
@@ -102,7 +102,7 @@ def measure(
 
 
 def figures(texts: Sequence[Decoded], plain: Result) -> dict[str, Any]:
-    """Of one way: times of every round in seconds, and what the last round's steps did.
+    """Figures of one way: times of every round in seconds, and the steps of the last round.
 
     ``accepted`` are tokens gained, by step; ``depths`` how many steps drafted, and accepted a draft at depth 1, 2, ...;
     ``held`` how many steps a reference engine held to invariants.

@@ -1,4 +1,4 @@
-"""What a section is: the tasks it asks for, how one is measured, and how rows are shown."""
+"""A section: the tasks it asks for, how one is measured, and how rows are shown."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def load(server: Server, prompts: Sequence[Sequence[int]], clients: int, count: 
 
 
 def figures(streams: Sequence[Stream], seconds: float) -> dict[str, Any]:
-    """What `load` returns, of answers that took ``seconds`` together."""
+    """Figures that `load` returns, of answers that took ``seconds`` together."""
     gaps = [(one.seconds - one.first_seconds) / max(1, one.tokens - 1) for one in streams]
     return {
         "tokens_per_s": round(sum(one.tokens for one in streams) / seconds, 3),

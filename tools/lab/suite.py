@@ -22,7 +22,7 @@ POLICIES = ("adaptive", "tree", "plain")
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is asked of one section; what a section does not read has no effect on it.
+    """Settings of one section; one that a section does not read has no effect.
 
     Raises:
         ValueError: a number that makes no sense.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from draftwood.runtime.speculation.sequence import SequenceState
     from draftwood.runtime.speculation.step import Draft
 
-# Text lengths, as parts of the KV length, behind which a gear is timed: a line through them is its table.
+# Text lengths, as parts of the KV length, after which a gear is timed: a line through them is its table.
 PLACES = (0.2, 0.8)
 # Rows that a draft finds to be written, as many as a step accepts or so.
 ACCEPTED = 3
@@ -77,7 +77,7 @@ def in_rounds(visit: Callable[[], None], least: int, seconds: float) -> int:
 
 
 def time_gears(engine: Engine, texts: Sequence[tuple[Gear, int]], seconds: float) -> dict[tuple[str, int], Spent]:
-    """Medians for every gear behind a text of a length, gears in turns, so that a drift meets all of them."""
+    """Medians for every gear after a text of a length, gears in turns, so that a drift meets all of them."""
     caches = {key: filled(engine, *key) for key in sorted({(gear.slots, length) for gear, length in texts})}
     found: dict[tuple[str, int], list[Spent]] = {(gear.name, length): [] for gear, length in texts}
 
@@ -94,7 +94,7 @@ def time_batches(
     engine: Engine, texts: Sequence[tuple[Gear, int]], count: int, seconds: float
 ) -> dict[tuple[str, int], float]:
     """Median microseconds for every gear of the steps that ``count`` texts of a length share: as a decoding takes
-    them, commits and all, each behind the last one's."""
+    them, commits and all, each after the last one's."""
     keys = sorted({(gear.slots, length) for gear, length in texts})
     caches = {key: [filled(engine, *key) for _ in range(count)] for key in keys}
     found: dict[tuple[str, int], list[float]] = {(gear.name, length): [] for gear, length in texts}
@@ -138,7 +138,7 @@ def filled(engine: Engine, slots: int, length: int) -> SequenceState:
 
 
 def tune(engine: Engine, seconds: float, batches: Sequence[int] = ()) -> list[StepTime]:
-    """What a step of every gear takes, behind texts of two lengths, measured for about ``seconds``; and as long for
+    """Times of a step of every gear, after texts of two lengths, measured for about ``seconds``; and as long for
     every number of texts in ``batches`` that share a launch."""
     texts = [(gear, length) for gear in engine.bundle.manifest.gears for length in _lengths(engine, gear)]
     found = time_gears(engine, texts, seconds)

@@ -3,7 +3,7 @@
 By bytes alone nobody can tell: four bits are the fastest for one row, eight for trees and for several sequences. So
 each precision's steps are timed here, and each one's perplexity is held to the exact numbers'. What is chosen is made
 and judged; where that fails, the next one. The drafter's precision changes no text: in the end it is tried in eight
-bits beside what was chosen.
+bits besides what was chosen.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a precision costs: ms of each of ``STEPS``, and its difference from the exact numbers, None of these."""
+    """The cost of a precision: ms of each of ``STEPS``, and its difference from the exact numbers, None of these."""
 
     ms: tuple[float, ...]
     difference: Mapping[str, Any] | None
@@ -177,7 +177,7 @@ def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str
 
 
 def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: Form) -> dict[str, Any]:
-    """What a form measured, made by a command of its own; one that this machine cannot make or run is left out."""
+    """The measurements of a form, made by a command of its own; a form that does not run here is left out."""
     folder, said = work / form.name, ""
     folder.mkdir(exist_ok=True)
     out, report = folder / "bundle", folder / "bundle.make/report.json"

@@ -1,4 +1,4 @@
-"""What a job needs and this machine may not have, looked at in its first second: memory, disk, a tokenizer."""
+"""Needs of a job that this machine may not have, looked at in its first second: memory, disk, a tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftwood.tools.tokenizers import tokenizer_of
 
 # Of the memory so much is a bundle's: the rest is for caches, the product and the system.
 _SHARE = 0.9
-# Texts and graphs beside the weights.
+# Texts and graphs besides the weights.
 _BESIDE_BYTES = 64 << 20
 
 
@@ -30,7 +30,7 @@ def weight_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
     total = 0.0
     for name, part in found.parts.items():
         layer, _, kind = name.rpartition(".")
-        # What stands beside a matrix is counted with it.
+        # What stands next to a matrix is counted with it.
         source = part if part.tensors else checkpoint.parts.get(name, checkpoint.parts["embed.weight"])
         if kind.startswith("weight_"):
             continue
@@ -44,7 +44,7 @@ def weight_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
 
 
 def check_room(checkpoint: Checkpoint, precision: Precision, out: Path, copies: int = 1, runs: bool = True) -> str:
-    """What the weights take here, for people.
+    """The room that the weights take here, for people.
 
     Raises:
         RequestError: ``copies`` of them do not fit on the disk of ``out``, or one that ``runs`` not in memory; says

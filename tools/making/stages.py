@@ -50,7 +50,7 @@ class Stage:
 
 
 class Kept:
-    """What is there of some stages, as their folder notes it."""
+    """The outputs of some stages, as their folder notes them."""
 
     def __init__(self, stages: Sequence[Stage], work: Path, given: MadeFrom) -> None:
         self.stages, self.work, self.given = stages, work, given

@@ -13,7 +13,7 @@ from draftwood.trees.spec import LONG_ROWS, LOOKUPS
 
 # Levels and candidates of the tree whose steps are counted, as far as the drafter reaches.
 LEVELS, CANDIDATES = 5, 4
-# Rows that are timed beside that tree's, and nodes of the largest tree that is planned.
+# Rows that are timed besides that tree's, and nodes of the largest tree that is planned.
 ROWS, NODES = "1,2,3,4,5,6,8,12,16", 15
 SAMPLED = 0.8
 COUNTED, JUDGING = "counted.jsonl", "judging.jsonl"
@@ -44,7 +44,7 @@ def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
 
 
 def _failure(path: Path) -> str:
-    """Of a report of check, in one line what fails and what can be done; empty where nothing does."""
+    """The failures of a report of check and the way out, in one line; empty if nothing fails."""
     report = json.loads(path.read_text())
     if report["ok"]:
         return ""

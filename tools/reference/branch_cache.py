@@ -64,8 +64,8 @@ class BranchCache(Cache):
         """Appends a layer's rows [1, K, T, D] to the committed ones; returns all rows it may see."""
         rows = key_states.shape[2]
         if key_states.shape[0] != 1 or rows != self.open_rows or self._written[layer_idx]:
-            found = f"{key_states.shape[0]} texts of {rows} rows after {self._written[layer_idx]} rows written"
-            raise _broken("write-once", f"layer {layer_idx}: expected one text of {self.open_rows} rows, got {found}")
+            got = f"{key_states.shape[0]} texts of {rows} rows after {self._written[layer_idx]} rows written"
+            raise _broken("write-once", f"layer {layer_idx}: expected one text of {self.open_rows} rows, got {got}")
         self._written[layer_idx] = rows
         at = 2 * layer_idx
         whole = [
@@ -109,8 +109,8 @@ class BranchCache(Cache):
 
     def _keep(self, places: Sequence[int]) -> None:
         """These rows alone, and no open branch."""
-        kept = torch.tensor(list(places), dtype=torch.int64)
-        self._store = [None if store is None else store[:, :, kept] for store in self._store]
+        rows = torch.tensor(list(places), dtype=torch.int64)
+        self._store = [None if store is None else store[:, :, rows] for store in self._store]
         self.open_rows = 0
 
     def grow(self, slots: int) -> None:

@@ -1,4 +1,4 @@
-"""The reference engine: eager PyTorch over a bundle's own weights, behind the same interface as the others."""
+"""The reference engine: eager PyTorch over a bundle's own weights, with the same interface as the others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EagerEngine(Held):
         npu = npu or manifest.graph_set("onnx") is None
         graphs = required_set(bundle.folder, manifest, "ge" if npu else "onnx")
         # In fp32 the drafts of any size: they need no padding.
-        super().__init__(bundle, [one for one in graphs.graphs if npu or not one.slots], self._run_draft)
+        super().__init__(bundle, [graph for graph in graphs.graphs if npu or not graph.slots], self._run_draft)
         weights = whole_npu_weights(bundle.folder, manifest) if npu else onnx_weights(bundle.folder, manifest)
         self.decoder, self.drafter = bundle_modules(manifest, weights)
         self.dtype = weights["norm.weight"].dtype
@@ -73,8 +73,8 @@ class EagerEngine(Held):
         if hasattr(module, "form"):
             module.form = "eager"
         small = [spec.name for spec in graph.inputs if spec.name not in graph.caches]
-        given = [torch.from_numpy(inputs[name]) if name in inputs else buffers[name] for name in small]
-        values = [value.to(self.dtype) if value.is_floating_point() else value for value in given]
+        arguments = [torch.from_numpy(inputs[name]) if name in inputs else buffers[name] for name in small]
+        values = [value.to(self.dtype) if value.is_floating_point() else value for value in arguments]
         results = module(*values, *(buffers[name].flatten(0, 1) for name in graph.caches))
         outputs = {spec.name: value for spec, value in zip(graph.outputs, results, strict=True)}
         for name in graph.caches:

@@ -35,17 +35,17 @@ def beyond_last_bits(got_TH: Tensor, want_TH: Tensor) -> Tensor:
 
 
 class Exchange(Protocol):
-    """What is done to the rows of norm ``number``."""
+    """A change of the rows of norm ``number``."""
 
     def state(self, number: int, added_TH: Tensor, state_TH: Tensor) -> Tensor:
-        """The state to go on from, for the one that came of what half a block ``added``."""
+        """The state to go on from, instead of the one that half a block ``added`` to."""
 
     def normed(self, number: int, normed_TH: Tensor) -> Tensor:
         """The normed rows to go on from."""
 
 
 class _Exchanged(nn.Module):
-    """A norm before and behind which rows are exchanged."""
+    """A norm before and after which rows are exchanged."""
 
     def __init__(self, norm: Any, number: int, engine: ExchangedEager) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Followed(Protocol):
 class FollowingEager(ExchangedEager):
     """Takes one launch of the engine that it follows at a time, each half of a block from that engine's state.
 
-    ``halves`` are then how far the engine's state behind each half is from this one's, and what the half adds. Where no
+    ``halves`` are then how far the engine's state after each half is from this one's, and what the half adds. Where no
     launch waits it runs freely.
     """
 

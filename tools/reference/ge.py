@@ -41,8 +41,10 @@ class InterpreterExecutor:
         graphs = required_set(bundle.folder, bundle.manifest, "ge")
         self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
         self._folder, self._mutate, self._gathered = bundle.folder, mutate, gathered
-        sets = [one for one in bundle.manifest.rank_sets("ge") if rank in (None, one.rank)]
-        self._weights = [bundle_npu_weights(bundle.folder, one) for one in sets]
+        sets = [
+            graphs_of_rank for graphs_of_rank in bundle.manifest.rank_sets("ge") if rank in (None, graphs_of_rank.rank)
+        ]
+        self._weights = [bundle_npu_weights(bundle.folder, graphs_of_rank) for graphs_of_rank in sets]
         self._opened: dict[str, list[Interpreter]] = {}
 
     def zeros(self, shape: tuple[int, ...]) -> Buffer:
@@ -56,13 +58,13 @@ class InterpreterExecutor:
         """See `draftwood.runtime.engines.executor.Executor.run`."""
         if graph.name not in self._opened:
             self._opened[graph.name] = [self.interpreter(graph, rank) for rank in range(len(self._weights))]
-        given = [self.gathered(graph, inputs, buffers, rank) for rank in range(len(self._weights))]
-        found = run_ranks(self._opened[graph.name], given, self._gathered)
-        outputs = [dict(zip(graph.results, results, strict=True)) for results in found]
+        operands = [self.gathered(graph, inputs, buffers, rank) for rank in range(len(self._weights))]
+        by_rank = run_ranks(self._opened[graph.name], operands, self._gathered)
+        outputs = [dict(zip(graph.results, results, strict=True)) for results in by_rank]
         _check_alike(graph, outputs)
-        for rank, own in enumerate(outputs):
-            for name in own.keys() & buffers.keys():
-                of_rank(buffers[name], rank).copy_(own.pop(name))
+        for rank, of_this in enumerate(outputs):
+            for name in of_this.keys() & buffers.keys():
+                of_rank(buffers[name], rank).copy_(of_this.pop(name))
         return {name: host(value) for name, value in outputs[0].items()}
 
     def read(self, buffer: Buffer) -> NDArray[np.float32]:
@@ -79,15 +81,15 @@ class InterpreterExecutor:
         """Every input of a rank's graph by name; what lies in buffers is the rank's own memory."""
         buffers = {name: of_rank(buffer, rank) for name, buffer in buffers.items()}
         types, caches = {spec.name: getattr(torch, spec.dtype) for spec in graph.inputs}, set(graph.caches)
-        given = {name: torch.from_numpy(array).to(types[name]) for name, array in inputs.items()}
-        held = [spec for spec in graph.inputs if spec.name in buffers]
-        return given | {s.name: declared(b, s) if s.name in caches else b for s in held for b in (buffers[s.name],)}
+        tensors = {name: torch.from_numpy(array).to(types[name]) for name, array in inputs.items()}
+        stored = [spec for spec in graph.inputs if spec.name in buffers]
+        return tensors | {s.name: declared(b, s) if s.name in caches else b for s in stored for b in (buffers[s.name],)}
 
 
 def _check_alike(graph: GraphSignature, outputs: Sequence[Mapping[str, Tensor]]) -> None:
     """All that the graphs give but a rank's rows of its own caches must be the same on all ranks: bit for bit."""
-    for rank, own in enumerate(outputs[1:], 1):
-        for name, value in own.items():
+    for rank, others in enumerate(outputs[1:], 1):
+        for name, value in others.items():
             if name != "branch.out" and not torch.equal(value, outputs[0][name]):
                 raise InvariantError(f"graph {graph.name}: {name} of rank {rank} differs from that of rank 0")
 

@@ -1,4 +1,4 @@
-"""What reference engines share: every step is held to the invariants of its tree and of its caches."""
+"""Common to reference engines: every step is held to the invariants of its tree and of its caches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftwood.runtime.speculation.step import Draft, Outcome, Parts, Taken
 from draftwood.trees import violations
 from draftwood.trees.invariants import NAMES
 
-# Beside those of a tree, what the caches of a text say of themselves before a step and behind it.
+# Besides those of a tree, those that the caches of a text check before a step and after it.
 LOOKED_AT = len(NAMES) + 2
 
 

@@ -28,14 +28,14 @@ from draftwood.tools.reference.branch_cache import BranchCache
 
 
 class TeacherStep(NamedTuple):
-    """What a forward pass gives: logits of R rows (all, or the last), features of all T."""
+    """Results of a forward pass: logits of R rows (all, or the last), features of all T."""
 
     logits_RV: Tensor
     features_TF: Tensor
 
 
 class HfTeacher:
-    """A causal language model behind a ``BranchCache``.
+    """A causal language model over a ``BranchCache``.
 
     ``taps`` chooses the features: empty for the final normed hidden state, else the states that enter these
     layers, side by side; the number of layers stands for the state that enters the final norm.
@@ -82,7 +82,7 @@ class HfTeacher:
         visible_TT: NDArray[np.bool_],
         last_only: bool = False,
     ) -> TeacherStep:
-        """Runs rows behind the committed text, which every row sees; leaves them as the cache's open branch.
+        """Runs rows after the committed text, which every row sees; leaves them as the cache's open branch.
 
         Args:
             tokens_T, depths_T: ids, and positions counted from the committed length.
@@ -115,13 +115,13 @@ class HfTeacher:
     @contextlib.contextmanager
     def _entering_norm(self) -> Iterator[list[Tensor]]:
         """Collects the state [1, T, H] that enters the final norm, which transformers does not return."""
-        found: list[Tensor] = []
+        states: list[Tensor] = []
         if self.layers not in self.taps:
-            yield found
+            yield states
             return
         norm: Any = self.model.base_model.norm
-        with norm.register_forward_pre_hook(lambda _, given: found.append(given[0])):
-            yield found
+        with norm.register_forward_pre_hook(lambda _, given: states.append(given[0])):
+            yield states
 
 
 def _load(folder: Path) -> PreTrainedModel:

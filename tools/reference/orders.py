@@ -1,4 +1,4 @@
-"""What rank 0 tells the others, in the order in which all do it, over a process group of torch.distributed."""
+"""Orders of rank 0 to the others, which all carry out in turn, over a process group of torch.distributed."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Drop(msgspec.Struct, tag=True):
 
 
 class Copy(msgspec.Struct, tag=True):
-    """What one part of a buffer holds into another."""
+    """Copies one part of a buffer into another."""
 
     into: View
     source: View
 
 
 class Gather(msgspec.Struct, tag=True):
-    """What a part of a buffer holds on every rank."""
+    """Collects a part of a buffer from every rank."""
 
     part: View
 
@@ -96,5 +96,5 @@ class Orders:
         distributed.broadcast(size, 0, self._group)
         data = torch.empty(int(size), dtype=torch.uint8)
         distributed.broadcast(data, 0, self._group)
-        found: Order = msgspec.msgpack.decode(data.numpy().tobytes(), type=Order)
-        return found
+        order: Order = msgspec.msgpack.decode(data.numpy().tobytes(), type=Order)
+        return order

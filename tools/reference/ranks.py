@@ -1,4 +1,4 @@
-"""What an engine of several ranks asks of a buffer, done to every rank's own."""
+"""Buffers of several ranks: each operation is done to every rank's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class RankBuffers:
-    """One buffer of each rank, all of one shape, behind the little that the caches ask of a buffer."""
+    """One buffer of each rank, all of one shape, with the few operations that the caches use."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         self.parts = list(parts)
@@ -42,9 +42,9 @@ class RankBuffers:
         return self._each(lambda part: part[place])
 
     def __setitem__(self, place: Any, value: RankBuffers | float) -> None:
-        given: Sequence[Any] = value.parts if isinstance(value, RankBuffers) else [value] * len(self.parts)
-        for own, one in zip(self.parts, given, strict=True):
-            own[place] = one
+        values: Sequence[Any] = value.parts if isinstance(value, RankBuffers) else [value] * len(self.parts)
+        for part, new in zip(self.parts, values, strict=True):
+            part[place] = new
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> RankBuffers:
         return RankBuffers([change(part) for part in self.parts])

@@ -50,12 +50,12 @@ def local_executor(bundle: Bundle, rank: int) -> Executor:
 
 
 def _gathered(values: Sequence[Tensor]) -> list[Tensor]:
-    """What all ranks bring to a collective; this one brings the one value that is given."""
-    (own,) = values
-    sent = own.contiguous().view(-1).view(torch.uint8)
-    found = [torch.empty_like(sent) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(found, sent)
-    return [part.view(own.dtype).view(own.shape) for part in found]
+    """The values of all ranks in a collective; this one brings the only value of ``values``."""
+    (brought,) = values
+    sent = brought.contiguous().view(-1).view(torch.uint8)
+    parts = [torch.empty_like(sent) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, sent)
+    return [part.view(brought.dtype).view(brought.shape) for part in parts]
 
 
 class Rank:
@@ -103,7 +103,7 @@ class SharedBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Of one rank's."""
+        """Bytes of one rank."""
         return self.own.nbytes
 
     @property
@@ -166,8 +166,8 @@ class Ranks:
         self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, SharedBuffer]
     ) -> dict[str, NDArray]:
         """See `draftwood.runtime.engines.executor.Executor.run`."""
-        given = {name: Array.of(value) for name, value in inputs.items()}
-        return self.tell(Launch(graph.name, given, {name: buffer.view for name, buffer in buffers.items()}))
+        arrays = {name: Array.of(value) for name, value in inputs.items()}
+        return self.tell(Launch(graph.name, arrays, {name: buffer.view for name, buffer in buffers.items()}))
 
     def read(self, buffer: SharedBuffer) -> NDArray[np.float32]:
         """See `draftwood.runtime.engines.executor.Executor.read`; of rank 0, whose outputs are those of all."""
@@ -252,11 +252,11 @@ class RanksEngine(Held, StaticEngine):
         torch.set_num_threads(max((threads or os.cpu_count() or 1) // self.ranks, 1))
         executor = local(bundle, rank)  # which loads torch_npu, where there is one
         distributed.init_process_group("hccl" if npu_count() else "gloo", timeout=PATIENCE)
-        own, orders = Rank(bundle, executor), Orders()
+        local_rank, orders = Rank(bundle, executor), Orders()
         if rank:
-            _follow(own, orders, rank)
+            _follow(local_rank, orders, rank)
         _tell_at_the_end(bundle.folder)
-        super().__init__(bundle, bundle.manifest.graphs_of("ge"), Ranks(bundle, own, orders))
+        super().__init__(bundle, bundle.manifest.graphs_of("ge"), Ranks(bundle, local_rank, orders))
 
     def close(self) -> None:
         super().close()
@@ -265,11 +265,11 @@ class RanksEngine(Held, StaticEngine):
 
 def _own_number(folder: Path, ranks: int) -> int:
     """This process's rank; the ranks are all of one machine."""
-    found, rank = os.environ.get("WORLD_SIZE"), int(os.environ.get("RANK", 0))
-    if found != str(ranks):
+    started_ranks, rank = os.environ.get("WORLD_SIZE"), int(os.environ.get("RANK", 0))
+    if started_ranks != str(ranks):
         if rank:
             sys.exit(2)  # rank 0 says why
-        started = f"torchrun started {found}" if found else "torchrun did not start this process"
+        started = f"torchrun started {started_ranks}" if started_ranks else "torchrun did not start this process"
         raise RequestError(
             f"--engine ranks: {folder} is of {ranks} ranks, and {started}; start it as torchrun --standalone"
             f" --nproc-per-node {ranks} -m -- draftwood.tools.cli ..."

@@ -22,7 +22,7 @@ from draftwood.tools.reference.hf_teacher import HfTeacher, TeacherStep
 class HfEngine(EagerEngine):
     """Verifies with the transformers model; drafts as the eager engine does, from the transformers model's features.
 
-    A verify step by itself is held to its invariants as well, before it and behind it.
+    A verify step by itself is held to its invariants as well, before it and after it.
     """
 
     def __init__(self, bundle: Bundle, teacher: HfTeacher) -> None:

@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Speculation(Struct, kw_only=True):
-    """What drafting gained for one answer; ``acceptance_histogram[k]`` is how many steps accepted k drafted tokens."""
+    """The gain of drafting for one answer; ``acceptance_histogram[k]`` is how many steps accepted k drafted tokens."""
 
     num_spec_steps: int
     num_draft_tokens: int
@@ -173,9 +173,9 @@ def text_logprobs(drawn: list[TokenLogprob] | None, offset: int) -> TextLogprobs
     if drawn is None:
         return None
     return TextLogprobs(
-        [one.token for one in drawn],
-        [one.logprob for one in drawn],
+        [drawing.token for drawing in drawn],
+        [drawing.logprob for drawing in drawn],
         # Parts of characters look alike; the likeliest of them stands.
-        [{other.token: other.logprob for other in reversed(one.top_logprobs)} for one in drawn],
-        list(accumulate((len(one.token) for one in drawn[:-1]), initial=offset))[: len(drawn)],
+        [{other.token: other.logprob for other in reversed(drawing.top_logprobs)} for drawing in drawn],
+        list(accumulate((len(drawing.token) for drawing in drawn[:-1]), initial=offset))[: len(drawn)],
     )

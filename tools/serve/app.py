@@ -58,7 +58,7 @@ PAGE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What an operator sets."""
+    """The settings of an operator."""
 
     # Without one nobody is asked for a key.
     keys: tuple[str, ...] = ()
@@ -71,12 +71,12 @@ class Settings:
     per_key: int = 0
     origins: tuple[str, ...] = ()
     page: bool = True
-    # Whether requests may name any host, as they do behind a proxy.
+    # Whether requests may name any host, as they do through a proxy.
     any_host: bool = False
 
 
 class Service:
-    """The models and what the routes need beside them."""
+    """The models and what the routes need besides."""
 
     def __init__(self, models: Mapping[str, ServedModel], settings: Settings, metrics: prometheus.Metrics) -> None:
         self.models, self.settings, self.metrics = dict(models), settings, metrics
@@ -105,7 +105,7 @@ class Service:
         return self.models[name]
 
     def app(self) -> Starlette:
-        """All routes, behind the keys."""
+        """All routes, guarded by the keys."""
         routes = [
             Route("/health", self.health, methods=["GET"]),
             Route("/ping", self.ping, methods=["GET", "POST"]),
@@ -170,16 +170,16 @@ class Service:
         prompt = body.prompt if body.messages is None else {"messages": chat_messages(body.messages)}
         assert prompt is not None
         try:
-            found = await model.encode(Encode(0, prompt, body.add_special_tokens))
+            encoded = await model.encode(Encode(0, prompt, body.add_special_tokens))
         except Full:
             model.metrics.rejected()
             raise unavailable("as many prompts as may wait do wait; try again soon", "queue_full") from None
-        if isinstance(found, Encoded):
+        if isinstance(encoded, Encoded):
             context = model.facts.context if model.facts else None
-            return await _json(Tokenized(found.tokens, len(found.tokens), context))(scope, receive, send)
-        if isinstance(found, Refused):
-            raise RequestRefused(found.message, "prompt" if body.messages is None else "messages")
-        raise failed(found.message)
+            return await _json(Tokenized(encoded.tokens, len(encoded.tokens), context))(scope, receive, send)
+        if isinstance(encoded, Refused):
+            raise RequestRefused(encoded.message, "prompt" if body.messages is None else "messages")
+        raise failed(encoded.message)
 
     async def chat(self, content: bytes, receive: Receive, send: Send, scope: Scope) -> None:
         await self._complete(parse(content, ChatBody), receive, send, scope)
@@ -241,8 +241,8 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        given = headers.get(b"x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        proposed = headers.get(b"x-request-id", "")
+        request_id = proposed if _REQUEST_ID.fullmatch(proposed) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["headers"], status, began = {"x-request-id": request_id}, 0, time.monotonic()
 
@@ -277,22 +277,22 @@ class Guard:
             return None
         if settings.origins and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
             return None  # browsers ask so, and send no key, before they send a request with one
-        kind, _, given = headers.get(b"authorization", "").partition(" ")
+        kind, _, presented = headers.get(b"authorization", "").partition(" ")
         # All are compared, and in constant time: how long it takes tells nothing.
-        found = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
-        if kind.lower() != "bearer" or not any(found):
+        equal = [hmac.compare_digest(presented.strip().encode(), key) for key in self._keys]
+        if kind.lower() != "bearer" or not any(equal):
             text = "authorization: expected 'Bearer KEY' with a key of this server"
             return RequestRefused(text, status=401, type="authentication_error", code="invalid_api_key")
-        state["key"] = str(found.index(True))
+        state["key"] = str(equal.index(True))
         return None
 
 
 def _log(scope: Scope, state: dict[str, Any], request_id: str, status: int, seconds: float) -> None:
-    told = state.get("told")
+    answered = state.get("told")
     tokens = ""
-    if isinstance(told, Completion):
-        usage = told.usage
-        tokens = f" {told.model.name} prompt={usage.prompt_tokens} tokens={usage.completion_tokens}"
+    if isinstance(answered, Completion):
+        usage = answered.usage
+        tokens = f" {answered.model.name} prompt={usage.prompt_tokens} tokens={usage.completion_tokens}"
     path = scope["path"].encode("ascii", "backslashreplace").decode()[:200]
     level = logging.DEBUG if path in ("/health", "/ping", "/metrics") else logging.INFO
     log.log(level, "%s %s %r %d %.0f ms%s", request_id, scope["method"], path, status, seconds * 1e3, tokens)

@@ -31,33 +31,33 @@ def asks(body: ChatBody | CompletionBody, limit: int, form: Form | None, told: T
     Args:
         limit: tokens that an answer may have.
         form: how the model writes calls of tools; None where it takes none.
-        told: the tools that it is told of.
+        told: the tools that it knows of.
 
     Raises:
         RequestRefused: too many, more tokens than an answer may have, or what the model cannot be asked for.
     """
-    given: Sequence[str | list[int] | dict[str, Any]]
+    texts: Sequence[str | list[int] | dict[str, Any]]
     if isinstance(body, ChatBody):
         chat: dict[str, Any] = {"messages": chat_messages(body.messages)}
         chat |= {"tools": told or None, "chat_template_kwargs": body.chat_template_kwargs or {}}
         chat |= {"add_generation_prompt": body.add_generation_prompt}
         chat |= {"continue_final_message": bool(body.continue_final_message)}
-        given = [chat]
+        texts = [chat]
         name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
         tokens = getattr(body, name)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestRefused("top_logprobs: needs logprobs to be true", "top_logprobs")
     else:
-        given, name, logprobs = prompts(body.prompt), "max_tokens", body.logprobs
+        texts, name, logprobs = prompts(body.prompt), "max_tokens", body.logprobs
         tokens = min(DEFAULT_COMPLETION_TOKENS, limit) if body.max_tokens is None else body.max_tokens
     if tokens is not None and tokens > limit:
         raise RequestRefused(f"{name}: this server answers with at most {limit} tokens, got {tokens}", name)
-    if len(given) * (body.n or 1) > MOST_TEXTS:
+    if len(texts) * (body.n or 1) > MOST_TEXTS:
         raise RequestRefused(f"n: at most {MOST_TEXTS} texts a request, prompts times n", "n")
     seed = random.getrandbits(63) if body.seed is None else body.seed
     extra, held_to = body.draftwood or Extra(), grammar(body, form, told)
-    shown = [*form.special] if form is not None and told else []
+    special = [*form.special] if form is not None and told else []
     return [
         Ask(
             id=0,
@@ -72,16 +72,16 @@ def asks(body: ChatBody | CompletionBody, limit: int, form: Form | None, told: T
             ignore_eos=bool(body.ignore_eos),
             policy=extra.policy,
             logprobs=logprobs,
-            shown=shown,
+            shown=special,
             grammar=held_to,
             allowed_token_ids=body.allowed_token_ids or [],
             bad_words=body.bad_words or [],
             min_tokens=body.min_tokens or 0,
-            logit_bias={int(one): bias for one, bias in (body.logit_bias or {}).items()},
+            logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
             steps=extra.steps and bool(body.stream),
         )
-        for prompt in given
+        for prompt in texts
         for number in range(body.n or 1)
     ]
 
@@ -99,14 +99,14 @@ def _message(number: int, message: Message) -> dict[str, Any]:
                 where = f"messages[{number}].content[{at}]"
                 raise RequestRefused(f"{where}: only parts of type text are understood, got {part.type:.40}", where)
         content = "\n".join(part.text or "" for part in content)
-    made = {"role": "system" if message.role == "developer" else message.role, "content": content or ""}
+    told = {"role": "system" if message.role == "developer" else message.role, "content": content or ""}
     more = {
         "name": message.name,
         "reasoning_content": message.reasoning_content,
         "tool_calls": [_called(f"messages[{number}]", call) for call in message.tool_calls or []] or None,
         "tool_call_id": message.tool_call_id,
     }
-    return made | {name: value for name, value in more.items() if value is not None}
+    return told | {name: value for name, value in more.items() if value is not None}
 
 
 def _called(where: str, call: AssistantCall) -> dict[str, Any]:
@@ -123,37 +123,37 @@ def _called(where: str, call: AssistantCall) -> dict[str, Any]:
 
 
 def tools(body: Common, form: Form | None) -> Tools:
-    """The tools that the model is told of; none where it may call none.
+    """The tools that the model knows of; none if it may call none.
 
     Raises:
         RequestRefused: the model takes none, a choice that names none of them, or a name twice.
     """
     if not isinstance(body, ChatBody) or body.tool_choice == "none":
         return []
-    given: Tools = msgspec.to_builtins(body.tools or [])
-    if given and form is None:
+    offered: Tools = msgspec.to_builtins(body.tools or [])
+    if offered and form is None:
         text = "tools: this bundle's chat template takes none, or has calls written in a form that is not known here"
         raise RequestRefused(text, "tools")
-    names = [tool["function"]["name"] for tool in given]
+    names = [tool["function"]["name"] for tool in offered]
     if len(set(names)) < len(names):
         raise RequestRefused("tools: two of them have one name", "tools")
     chosen = body.tool_choice
     if isinstance(chosen, NamedTool) and chosen.function.name not in names:
         raise RequestRefused(f"tool_choice: {chosen.function.name:.80} is none of the tools", "tool_choice")
-    if chosen == "required" and not given:
+    if chosen == "required" and not offered:
         raise RequestRefused("tool_choice: required, but there are no tools", "tool_choice")
-    return given
+    return offered
 
 
 def grammar(body: Common, form: Form | None, told: Tools) -> str | dict[str, Any] | None:
-    """What the answer is held to: a JSON schema, a grammar's text, or nothing.
+    """The form that the answer is held to: a JSON schema, a grammar's text, or nothing.
 
     Raises:
         RequestRefused: two things at once, or a format without its schema.
     """
-    asked = None if body.response_format is None or body.response_format.type == "text" else body.response_format
-    given = {"grammar": body.grammar, "regex": body.regex, "response_format": asked}
-    named = [name for name, value in given.items() if value]
+    response = None if body.response_format is None or body.response_format.type == "text" else body.response_format
+    formats = {"grammar": body.grammar, "regex": body.regex, "response_format": response}
+    named = [name for name, value in formats.items() if value]
     if len(named) > 1:
         raise RequestRefused(f"{named[0]}: expected one of {' and '.join(named)}", named[0])
     if told and named:
@@ -163,13 +163,13 @@ def grammar(body: Common, form: Form | None, told: Tools) -> str | dict[str, Any
         return forced(form, [tool for tool in told if chosen in (None, tool["function"]["name"])])
     if body.regex:
         return _lark(body.regex)
-    if asked is None:
+    if response is None:
         return body.grammar or None
-    if asked.type == "json_object":
+    if response.type == "json_object":
         return {"type": "object"}
-    if asked.json_schema is None:
+    if response.json_schema is None:
         raise RequestRefused("response_format.json_schema: is missing", "response_format.json_schema")
-    return asked.json_schema.schema_
+    return response.json_schema.schema_
 
 
 def _lark(pattern: str) -> str:
@@ -187,9 +187,9 @@ def prompts(given: str | list[str | int | Ids]) -> list[str | list[int]]:
     """
     if isinstance(given, str):
         return [given]
-    if given and all(isinstance(one, int) for one in given):
-        return [[one for one in given if isinstance(one, int)]]
-    found = [one for one in given if not isinstance(one, int)]
-    if not found or len(found) < len(given):
+    if given and all(isinstance(part, int) for part in given):
+        return [[part for part in given if isinstance(part, int)]]
+    separate = [part for part in given if not isinstance(part, int)]
+    if not separate or len(separate) < len(given):
         raise RequestRefused("prompt: expected a text, token ids, or a list of either", "prompt")
-    return found
+    return separate

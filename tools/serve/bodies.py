@@ -51,7 +51,7 @@ class AssistantCall(Struct):
 
 
 class Function(Struct, omit_defaults=True):
-    """A tool as its model is told of it; ``strict`` says nothing here."""
+    """A tool as its model knows it; ``strict`` says nothing here."""
 
     name: FunctionName
     description: str | None = None
@@ -76,7 +76,7 @@ class NamedTool(Struct):
 
 
 class Message(Struct):
-    """One message of a chat; what a template may want beside role and content is handed on."""
+    """One message of a chat; what a template may want besides role and content is handed on."""
 
     role: str
     content: str | list[Part] | None = None
@@ -100,7 +100,7 @@ class JsonSchema(Struct, rename={"schema_": "schema"}):
 
 
 class ResponseFormat(Struct):
-    """What the answer has to be: any text, any JSON object, or one of a schema."""
+    """The form of the answer: any text, any JSON object, or one of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -114,7 +114,7 @@ class Extra(Struct):
 
 
 class Common(Struct, kw_only=True):
-    """What both kinds of completion take. Without ``seed`` every answer has one of its own."""
+    """The fields of both kinds of completion. Without ``seed`` every answer has one of its own."""
 
     model: str | None = None
     temperature: Temperature | None = None
@@ -228,19 +228,19 @@ def parse(content: bytes, kind: type[_Body]) -> _Body:
         RequestRefused: no JSON, of another form, or something is asked for that is not there; the field is named.
     """
     try:
-        given = msgspec.json.decode(content)
+        fields = msgspec.json.decode(content)
     except DAMAGED as error:
         raise RequestRefused(f"the body is not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise RequestRefused(f"the body: expected a JSON object, got {type(given).__name__}")
-    for name, value in given.items():
+    if not isinstance(fields, dict):
+        raise RequestRefused(f"the body: expected a JSON object, got {type(fields).__name__}")
+    for name, value in fields.items():
         _refuse_missing(name, value, {field.encode_name for field in msgspec.structs.fields(kind)})
         _refuse_unsendable(name, value)
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at ")
-        where = "".join(re.findall(r"`\$\.(.*)`$", where))  # beside it a key may be named
+        where = "".join(re.findall(r"`\$\.(.*)`$", where))  # next to it a key may be named
         param = where or (re.findall(r"required field `(\w+)`", what) or [None])[0]
         raise RequestRefused(f"{param}: {what}" if where else what, param=param) from None
 
@@ -253,7 +253,7 @@ def _refuse_missing(name: str, value: Any, known: set[str]) -> None:
         near = get_close_matches(name[:80], [*known, *MISSING], 1)
         did = f"; is {near[0]} meant" if near else ""
         raise RequestRefused(f"{name[:40]!a}: no such field{did}; leave it out", param=name[:80])
-    if not any((type(value) is not bool and value == one) or value is one for one in MISSING[name]):
+    if not any((type(value) is not bool and value == neutral) or value is neutral for neutral in MISSING[name]):
         raise RequestRefused(f"{name}: is not supported here; leave it out", param=name)
 
 

@@ -6,7 +6,7 @@ The form follows from the chat template, which tells the model of it. A call is 
 * openPangu: ``[unused11]`` [{"name": ..., "arguments": {...}}, ...] ``[unused12]``, or the same between
   ``<|tool_call_start|>`` and ``<|tool_call_end|>``;
 * Mistral: ``[TOOL_CALLS]`` [{"name": ..., "arguments": {...}}, ...] up to the end;
-* Llama 3: the whole text is {"name": ..., "parameters": {...}}, maybe behind ``<|python_tag|>``, several with ``;``
+* Llama 3: the whole text is {"name": ..., "parameters": {...}}, maybe after ``<|python_tag|>``, several with ``;``
   between them.
 """
 
@@ -64,7 +64,7 @@ def form_of(tokenizer: Tokenizer | None) -> Form | None:
         return None
     marks = [form.begin or PYTHON_TAG, form.end]
     ids = {mark: tokenizer.special_id(mark) for mark in marks if mark}
-    return msgspec.structs.replace(form, special={mark: one for mark, one in ids.items() if one is not None})
+    return msgspec.structs.replace(form, special={mark: token for mark, token in ids.items() if token is not None})
 
 
 class Call(NamedTuple):
@@ -89,32 +89,32 @@ class Calls:
         self._held, self._inside = "", False
 
     def push(self, text: str) -> list[str | Call]:
-        """What has become clear: text, and calls."""
+        """Text and calls that have become clear."""
         self._held += text
         return self._unmarked() if not self._form.begin else list(self._marked())
 
     def finish(self) -> list[str | Call]:
-        """What was held back."""
-        held, self._held = self._held, ""
+        """The rest, which was held back."""
+        rest, self._held = self._held, ""
         if not self._form.begin:
-            return self._read(held.removeprefix(PYTHON_TAG), held) if held else []
+            return self._read(rest.removeprefix(PYTHON_TAG), rest) if rest else []
         if not self._inside:
-            return self._text(held)
-        return self._read(held, self._form.begin + held)
+            return self._text(rest)
+        return self._read(rest, self._form.begin + rest)
 
     def _unmarked(self) -> list[str | Call]:
         """All of a text that may be a call is held back."""
         begun = self._held.lstrip()
         if not begun or begun.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(begun):
             return []
-        held, self._held = self._held, ""
-        return [held]
+        rest, self._held = self._held, ""
+        return [rest]
 
     def _marked(self) -> Iterable[str | Call]:
         while True:
             mark = self._form.end if self._inside else self._form.begin
-            before, found, after = self._held.partition(mark) if mark else (self._held, "", "")
-            if found:
+            before, marked, after = self._held.partition(mark) if mark else (self._held, "", "")
+            if marked:
                 self._held = after
                 whole = f"{self._form.begin}{before}{mark}"
                 yield from self._read(before, whole) if self._inside else self._text(before)
@@ -122,13 +122,13 @@ class Calls:
             elif self._inside:
                 return
             else:
-                kept = _overlap(self._held, mark)
-                told, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
-                yield from self._text(told)
+                overlap = _overlap(self._held, mark)
+                clear, self._held = self._held[: len(self._held) - overlap], self._held[len(self._held) - overlap :]
+                yield from self._text(clear)
                 return
 
     def _text(self, text: str) -> list[str | Call]:
-        """Text beside calls; white space between them is theirs."""
+        """Text next to calls; white space between them is theirs."""
         return [text] if text and not (self.found and text.isspace()) else []
 
     def _read(self, text: str, whole: str) -> list[str | Call]:
@@ -148,30 +148,30 @@ def _overlap(text: str, mark: str) -> int:
 
 def read_calls(text: str, arguments: str) -> list[Call]:
     """Calls of a text of JSON: objects, or lists of them, apart by white space or semicolons. None where it is not."""
-    found: list[Call] = []
+    calls: list[Call] = []
     rest = text.strip()
     while rest:
         try:
             value, end = _DECODER.raw_decode(rest)
         except (ValueError, RecursionError):
             return []
-        for one in value if isinstance(value, list) else [value]:
-            call = _call(one, arguments)
+        for entry in value if isinstance(value, list) else [value]:
+            call = _call(entry, arguments)
             if call is None:
                 return []
-            found.append(call)
+            calls.append(call)
         rest = rest[end:].lstrip(" \n\t;")
-    return found
+    return calls
 
 
 def _call(value: Any, arguments: str) -> Call | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     # Models mix up the two names.
-    given = value.get(arguments, value.get("arguments", value.get("parameters", {})))
-    if isinstance(given, str):
-        return Call(value["name"], given)
-    return Call(value["name"], json.dumps(given, ensure_ascii=False)) if isinstance(given, dict) else None
+    passed = value.get(arguments, value.get("arguments", value.get("parameters", {})))
+    if isinstance(passed, str):
+        return Call(value["name"], passed)
+    return Call(value["name"], json.dumps(passed, ensure_ascii=False)) if isinstance(passed, dict) else None
 
 
 def forced(form: Form, tools: Sequence[dict[str, Any]]) -> str:

@@ -57,7 +57,7 @@ class Text:
 
 @dataclass
 class Part:
-    """What one text got since the last time: the steps of one or more pieces together."""
+    """News of one text since the last time: the steps of one or more pieces together."""
 
     index: int
     text: str = ""
@@ -76,20 +76,23 @@ class Completion:
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         form = model.facts.calls if model.facts else None
-        told = tools(body, form)
-        self._asks = asks(body, limit, form, told)
+        offered = tools(body, form)
+        self._asks = asks(body, limit, form, offered)
         for ask in self._asks:
             ask.session = session
         self._choices = body.n or 1
         self.texts = [Text() for _ in self._asks]
         # What finds calls of tools in a text, where there are tools.
         self._calls: list[Calls] = []
-        if isinstance(body, ChatBody) and form is not None and told:
-            names, most = [tool["function"]["name"] for tool in told], 1 if body.parallel_tool_calls is False else None
+        if isinstance(body, ChatBody) and form is not None and offered:
+            names, most = (
+                [tool["function"]["name"] for tool in offered],
+                1 if body.parallel_tool_calls is False else None,
+            )
             self._calls = [Calls(form, names, most) for _ in self._asks]
 
     async def parts(self) -> AsyncIterator[list[Part]]:
-        """What came, as it comes; first an empty list, once the prompts are known to be good.
+        """News as it comes; first an empty list, once the prompts are known to be good.
 
         Raises:
             RequestRefused: the bundle cannot serve it, too many wait, or the engine failed.
@@ -164,8 +167,8 @@ class Completion:
         if isinstance(self.body, ChatBody):
             chats = [_chat_choice(index, text, bool(self.body.logprobs)) for index, text in enumerate(self.texts)]
             return ChatAnswer(object="chat.completion", choices=chats, **common)
-        asked = self.body.logprobs is not None
-        texts = [_text_choice(index, text, asked) for index, text in enumerate(self.texts)]
+        logprobs = self.body.logprobs is not None
+        texts = [_text_choice(index, text, logprobs) for index, text in enumerate(self.texts)]
         return TextAnswer(object="text_completion", choices=texts, **common)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -205,10 +208,10 @@ class Completion:
                 logprobs=text_logprobs(part.logprobs, offset),
                 finish_reason=part.finish,
             )
-        made = self._made([choice], usage)
+        chunk = self._made([choice], usage)
         if part.steps:
-            made.draftwood = part.steps
-        return made
+            chunk.draftwood = part.steps
+        return chunk
 
     def _made(self, choices: list[Any], usage: bool) -> ChatChunk | TextAnswer:
         """A chunk; with ``usage`` its own is null, which the last one replaces."""
@@ -244,12 +247,12 @@ def _add(part: Part, text: Text, piece: Piece) -> None:
 
 def _add_text(part: Part, text: Text, found: Sequence[str | Call]) -> None:
     """Text and calls, to what came and to the whole."""
-    for one in found:
-        if isinstance(one, str):
-            part.text += one
-            text.pieces.append(one)
+    for piece in found:
+        if isinstance(piece, str):
+            part.text += piece
+            text.pieces.append(piece)
         else:
-            call = ToolCall(f"call_{uuid.uuid4().hex}", CalledFunction(one.name, one.arguments))
+            call = ToolCall(f"call_{uuid.uuid4().hex}", CalledFunction(piece.name, piece.arguments))
             part.calls.append(ToolCallDelta(call.id, call.function, index=len(text.calls)))
             text.calls.append(call)
 

@@ -67,7 +67,7 @@ def _too_large(most: int) -> RequestRefused:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Given]) -> _Given:
-    """What the work gives; once the client is gone it is cancelled, which frees the room of its texts.
+    """The result of the work; once the client is gone it is cancelled, which frees the room of its texts.
 
     Raises:
         Gone: the client is.

@@ -25,7 +25,7 @@ GRACE_SECONDS = 2
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that is bound before engines are started, so that a port that is taken is told at once.
+    """A socket that is bound before engines are started, so that a port that is taken is noticed at once.
 
     Raises:
         RequestError: it cannot be bound.
@@ -81,16 +81,16 @@ async def serve(service: Service, listener: socket.socket, drain_seconds: float)
             await model.replace()
 
     loop = asyncio.get_running_loop()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, lambda: tasks.add(asyncio.create_task(replace())))
     starting = [asyncio.create_task(model.start()) for model in models]
     try:
         await _first(starting, server)
         if not service.draining:
             host, port = listener.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            log.info("ready: http://%s:%d serves %s", shown, port, ", ".join(service.models))
+            name = f"[{host}]" if ":" in host else host
+            log.info("ready: http://%s:%d serves %s", name, port, ", ".join(service.models))
             await server.serve([listener])
     finally:
         for task in (*starting, *tasks):

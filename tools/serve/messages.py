@@ -1,4 +1,4 @@
-"""What the server's process and an engine's process say to each other, over one socket.
+"""Messages between the server's process and an engine's process, over one socket.
 
 A message is four bytes of length, most significant first, and so many bytes of MessagePack.
 """
@@ -120,7 +120,7 @@ class TokenLogprob(TopLogprob):
 
 
 class Step(Struct, kw_only=True):
-    """What a step drafted, for those who look on: rows in parent-before-child order, the root first."""
+    """The draft of a step, for those who look on: rows in parent-before-child order, the root first."""
 
     gear: str
     parents: list[int]
@@ -134,7 +134,7 @@ class Step(Struct, kw_only=True):
 
 
 class Piece(Struct, tag=True, kw_only=True):
-    """What one step gave: text that became final (maybe none) and so many tokens."""
+    """The result of one step: text that became final (maybe none) and so many tokens."""
 
     id: int
     text: str

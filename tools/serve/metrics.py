@@ -55,7 +55,7 @@ class Metrics:
         self.queue = histogram("vllm:request_queue_time_seconds", "From request to admission", _LONG)
 
     def text(self) -> bytes:
-        """What ``/metrics`` answers."""
+        """The answer of ``/metrics``."""
         return generate_latest(self.registry)
 
 

@@ -37,7 +37,7 @@ from draftwood.tools.serve.process import EngineProcess
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 # A process that has lived so long was well; the next pause is the first again.
 WELL_SECONDS = 60.0
-# Texts that an engine has not answered yet, beside those that wait: answers take milliseconds, so if there are more it
+# Texts that an engine has not answered yet, besides those that wait: answers take milliseconds, so if there are more it
 # stands still.
 MOST_UNHEARD = 256
 # Prompts that wait for their tokens alone: one is encoded at a time.
@@ -53,7 +53,7 @@ class Full(Exception):
 
 
 class Mailbox:
-    """What the texts of one request have got and nobody has read yet, bounded by the length of their answers.
+    """Pieces of the texts of one request that nobody has read yet, bounded by the length of their answers.
 
     So an engine never waits for a reader: one who is slow finds more at once.
     """
@@ -108,7 +108,7 @@ class ServedModel:
         self._started = 0.0
         self._pause = FIRST_PAUSE
         self._restarting: asyncio.Task[None] | None = None
-        # Held by who starts an engine, so that there are never two beside the one that is given up.
+        # Held by who starts an engine, so that there are never two besides the one that is given up.
         self._starting = asyncio.Lock()
         metrics.follow(lambda: self.running, lambda: self.waiting, lambda: self.cache_usage)
 
@@ -234,7 +234,7 @@ class ServedModel:
             text.receiver.put(text.index, message)
 
     def _note(self, text: _Text, message: ToServer) -> None:
-        """What a message says of its text."""
+        """Notes what a message says of its text."""
         match message:
             case Reading():
                 text.reading = not message.done

@@ -19,7 +19,7 @@ END_SECONDS = 2.0
 
 
 class EngineProcess:
-    """One run of a bundle's engine. ``receive`` is told every message, ``lost`` once that there will be no more."""
+    """One run of a bundle's engine. ``receive`` gets every message, ``lost`` once that there will be no more."""
 
     def __init__(
         self,

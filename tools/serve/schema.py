@@ -40,11 +40,11 @@ _REASONS = {
 @cache
 def openapi(keys: bool) -> dict[str, Any]:
     """The description; ``keys`` says whether requests need one."""
-    types = [kind for body, made in _POSTS.values() for kind in (body, *made)]
+    types = [kind for body, answers in _POSTS.values() for kind in (body, *answers)]
     types += [kind for kind in _GETS.values() if kind is not None] + [ErrorAnswer]
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {path: {"get": _get(path, kind)} for path, kind in _GETS.items()}
-    paths |= {path: {"post": _post(body, made)} for path, (body, made) in _POSTS.items()}
+    paths |= {path: {"post": _post(body, answers)} for path, (body, answers) in _POSTS.items()}
     metrics = {"description": "Prometheus' metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
     paths["/metrics"] = {"get": {"responses": {"200": metrics} | _errors(401, 403)}}
     for body, _ in _POSTS.values():  # what is known by no name is refused
@@ -65,15 +65,15 @@ def openapi(keys: bool) -> dict[str, Any]:
 
 
 def _get(path: str, kind: type | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"responses": {"200": _answer(kind)} | _errors(401, 403)}
+    described: dict[str, Any] = {"responses": {"200": _answer(kind)} | _errors(401, 403)}
     if path == "/health":
-        found["responses"]["503"] = _answer(kind)
+        described["responses"]["503"] = _answer(kind)
     if path == "/ping":
-        found["responses"]["503"] = {"description": "not ready"}
+        described["responses"]["503"] = {"description": "not ready"}
     if "{name}" in path:
-        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
-        found["responses"] |= _errors(404)
-    return found
+        described["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        described["responses"] |= _errors(404)
+    return described
 
 
 def _post(body: type, made: tuple[type, ...]) -> dict[str, Any]:

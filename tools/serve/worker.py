@@ -147,7 +147,7 @@ class Worker:
             self._send(last)
 
     def _told(self, error: UserError) -> str:
-        """What an error says, but for where the bundle lies, which is no client's business."""
+        """An error's text without the place of the bundle, which is no client's business."""
         return str(error).replace(str(self._model.bundle.folder), "the bundle")
 
     def _tell_caches(self) -> None:
@@ -205,11 +205,11 @@ class Worker:
             raise RequestError("grammar: this bundle has no tokenizer, which says what its tokens spell")
         here = self._texts[text]
         with self._compiling:
-            here.grammar = held = self._grammars.begin()
+            here.grammar = compiled = self._grammars.begin()
             if here.cancelled:
-                held.close()
-            held.compile(grammar, position)
-        return held
+                compiled.close()
+            compiled.compile(grammar, position)
+        return compiled
 
     def _pieces(self, ask: Ask, decoding: Decoding, texts: Iterator[str]) -> Iterator[Piece]:
         """A message for every step."""
@@ -218,8 +218,8 @@ class Worker:
             piece = Piece(id=ask.id, text=text, tokens=len(decoding.tokens) - sent)
             if ask.logprobs is not None:
                 piece.logprobs = [
-                    self._drawn(token, found)
-                    for token, found in zip(decoding.tokens[sent:], decoding.logprobs[sent:], strict=True)
+                    self._drawn(token, logprobs)
+                    for token, logprobs in zip(decoding.tokens[sent:], decoding.logprobs[sent:], strict=True)
                 ]
             if decoding.last is not None and decoding.last is not seen:
                 seen = decoding.last
@@ -248,7 +248,7 @@ class Worker:
         )
 
     def _drawn(self, token: int, found: TokenLogprobs) -> TokenLogprob:
-        top = [TopLogprob(*self._told_of(one, logprob)) for one, logprob in found.top]
+        top = [TopLogprob(*self._told_of(other, logprob)) for other, logprob in found.top]
         return TokenLogprob(*self._told_of(token, found.logprob), top)
 
     def _told_of(self, token: int, logprob: float) -> tuple[str, float, list[int] | None]:
@@ -275,17 +275,17 @@ class Worker:
 
 
 def _grammars(model: OpenedBundle) -> ApartGrammars | None:
-    """Of a bundle's tokenizer; their program is started, so that the first text need not wait for it."""
+    """Grammars over a bundle's tokenizer; their program is started, so that the first text need not wait for it."""
     tokenizer = model.bundle.tokenizer
     if tokenizer is None:
         return None
-    made = ApartGrammars(tokenizer, model.manifest.dims.vocabulary, model.manifest.teacher.eos)
-    made.warm()
-    return made
+    grammars = ApartGrammars(tokenizer, model.manifest.dims.vocabulary, model.manifest.teacher.eos)
+    grammars.warm()
+    return grammars
 
 
 def _refusal(text: int, message: str) -> Refused:
-    """What our errors say, with the field of the request that they are about, where that is known."""
+    """An error's text with the field of the request that it is about, if that is known."""
     if "context is" in message:
         return Refused(id=text, message=message, param="messages", code="context_length_exceeded")
     named = re.match(r"(?:sampling: |chat: |--)?(\w+)", message)

@@ -1,4 +1,4 @@
-"""What ``draftwood inspect CHECKPOINT`` shows: what was recognised of a teacher or a drafter, before anyone builds."""
+"""The page of ``draftwood inspect CHECKPOINT``: what was recognised of a teacher or a drafter, before anyone builds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_DRAFTERS = {
 
 
 def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
-    """A teacher's figures, or a drafter's: of what stands beside a ``teacher``, or names no family of teachers.
+    """A teacher's figures, or a drafter's: of a checkpoint next to a ``teacher``, or names no family of teachers.
 
     Raises:
         CheckpointError: it is neither, or holds what the compiler has no form of; the message names it.
@@ -52,7 +52,7 @@ def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
 
 
 def teacher_figures(folder: Path) -> dict[str, Any]:
-    """What a teacher is by its config.json and, where they are there, the headers of its weights."""
+    """A teacher by its config.json and, where they are there, the headers of its weights."""
     opened = _opened(folder)
     config = opened.config
     return {
@@ -80,13 +80,13 @@ def _weights(opened: Checkpoint) -> dict[str, Any]:
 
 def _packed(opened: Checkpoint) -> list[dict[str, Any]]:
     """Which matrices are packed, and how: a record for all that have as many bits and as large groups."""
-    found: dict[tuple[str, int, int, bool], list[str]] = {}
+    modules_of: dict[tuple[str, int, int, bool], list[str]] = {}
     for matrix in opened.packed.values():
         alike = (matrix.title, matrix.bits, matrix.shape[1] // matrix.groups if matrix.groups > 1 else 0, matrix.rounds)
-        found.setdefault(alike, []).append(matrix.module)
+        modules_of.setdefault(alike, []).append(matrix.module)
     return [
         {"layout": layout, "bits": bits, "group": group or None, "rounded": rounds, "modules": modules}
-        for (layout, bits, group, rounds), modules in found.items()
+        for (layout, bits, group, rounds), modules in modules_of.items()
     ]
 
 
@@ -103,7 +103,7 @@ def _tokenizer(folder: Path) -> dict[str, Any] | None:
 
 
 def drafter_figures(path: Path, teacher: Checkpoint) -> dict[str, Any]:
-    """What a drafter is to a teacher: its kind, the states it reads, what it proposes, its sizes."""
+    """A drafter by its teacher: its kind, the states it reads, what it proposes, its sizes."""
     opened = open_drafter(path, teacher)
     model = opened.model
     sizes = asdict(model.config)
@@ -138,14 +138,14 @@ def _teacher_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if tokenizer:
         chat = "with a chat template" if tokenizer["chat"] else "without a chat template"
         text = f"{tokenizer['tokens']} tokens, {chat}"
-    held = "none here; --weights none builds graphs without them"
+    stored = "none here; --weights none builds graphs without them"
     if weights:
-        held = f"{weights['tensors']} tensors, {weights['bytes'] / 1e9:.3g} GB, files: {weights['files']}"
+        stored = f"{weights['tensors']} tensors, {weights['bytes'] / 1e9:.3g} GB, files: {weights['files']}"
     return [
         ("family", found["family"]),
         ("parameters", f"{found['parameters']:,}, {found['dtype']}"),
         *([("quantised", f"W8A8, {len(found['quantised'])} linear layers")] if found["quantised"] else []),
-        *((f"{one['bits']} bits", _packed_text(one)) for one in found["packed"]),
+        *((f"{form['bits']} bits", _packed_text(form)) for form in found["packed"]),
         *((f"as {name}", _rounded_text(counts)) for name, counts in found["precisions"].items()),
         *_block_rows(found),
         ("context", f"{found['max_positions']} tokens"),
@@ -153,7 +153,7 @@ def _teacher_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("vocabulary", f"{found['vocabulary']}, output matrix {'is the embedding' if found['tied'] else 'of its own'}"),
         ("ends a text", ", ".join(map(str, found["eos"])) or "nothing"),
         ("tokenizer", text),
-        ("weights", held),
+        ("weights", stored),
     ]
 
 

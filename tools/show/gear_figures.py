@@ -1,4 +1,4 @@
-"""What each gear of a bundle is for: the texts that it fits, what its step is expected to gain, and what it takes."""
+"""The use of each gear of a bundle: the texts that it fits, what its step is expected to gain, and what it takes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ HEADING = ("gear", "trees", "rows", "KV", "text to", "texts", "greedy", "sampled
 
 
 def gear_figures(bundle: Bundle, engine: str) -> list[dict[str, Any]]:
-    """A gear at a time: tokens expected of a step and its time, behind half of the longest text that it fits.
+    """A gear at a time: tokens expected of a step and its time, after half of the longest text that it fits.
 
     Tokens are None where no plan says what to expect, times where neither ``tune`` nor a plan has measured.
     """
     tuned = tuned_times(bundle, engine, threads=None)
     gears = Gears.of(bundle, tuned)
-    found = []
+    figures = []
     for number, gear in enumerate(gears.gears):
         longest = gear.slots - 1 - gears.rows[number]
         ms = gears.times.us(number, longest // 2) / 1000 if gears.times.absolute else None
-        found.append(
+        figures.append(
             {
                 "gear": gear.name,
                 "trees": [gear.tree, *gear.class_trees],
@@ -39,14 +39,14 @@ def gear_figures(bundle: Bundle, engine: str) -> list[dict[str, Any]]:
                 "timed": None if ms is None else "this machine" if tuned else "the plan",
             }
         )
-    return found
+    return figures
 
 
 def _texts(bundle: Bundle, gear: Gear, rows: int) -> list[int]:
     """Numbers of texts that there are graphs for which take the gear's tree of each."""
-    graphs = [graph for one in bundle.manifest.graph_sets for graph in one.graphs]
-    static = [one for one in graphs if one.kind == "texts" and one.slots == gear.slots and one.rows >= rows]
-    return sorted({1, *(one.batch for one in [*static, *(one for one in graphs if one.kind == "batch")])})
+    graphs = [graph for lowered in bundle.manifest.graph_sets for graph in lowered.graphs]
+    static = [graph for graph in graphs if graph.kind == "texts" and graph.slots == gear.slots and graph.rows >= rows]
+    return sorted({1, *(graph.batch for graph in [*static, *(graph for graph in graphs if graph.kind == "batch")])})
 
 
 def _tokens(gears: Gears, greedy: bool, number: int, length: int) -> float | None:
@@ -67,9 +67,9 @@ def gear_rows(figures: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         return "-" if value is None else format(value, form)
 
     rows: list[tuple[str, ...]] = [HEADING]
-    for one in figures:
-        names, place = (one["gear"], " ".join(one["trees"])), (one["rows"], one["slots"], one["longest_text"])
-        texts = ",".join(map(str, one["texts"]))
-        numbers = (number(one[key], ".2f") for key in ("tokens_greedy", "tokens_sampled", "step_ms"))
-        rows.append((*names, *map(str, place), texts, *numbers, one["timed"] or "-", one["graph"]))
+    for gear in figures:
+        names, place = (gear["gear"], " ".join(gear["trees"])), (gear["rows"], gear["slots"], gear["longest_text"])
+        texts = ",".join(map(str, gear["texts"]))
+        numbers = (number(gear[key], ".2f") for key in ("tokens_greedy", "tokens_sampled", "step_ms"))
+        rows.append((*names, *map(str, place), texts, *numbers, gear["timed"] or "-", gear["graph"]))
     return rows

@@ -1,4 +1,4 @@
-"""What ``draftwood inspect --npu`` shows: the NPU graphs of a bundle, proved and checked anew from their files."""
+"""The page of ``draftwood inspect --npu``: the NPU graphs of a bundle, proved and checked anew from their files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
         "soc": npu.soc,
         "needs": npu.needs,
         "weights": {"file": npu.weights, "bound": npu.weights in bundle.manifest.files},
-        "rank_weights": [one.weights for one in bundle.manifest.rank_sets("ge")],
+        "rank_weights": [of_rank.weights for of_rank in bundle.manifest.rank_sets("ge")],
         "weight_bytes": read_index(bundle.folder / npu.index).bytes if npu.index else 0,
         "graphs": [_graph(bundle, signature, graph, npu) for signature, graph in loaded],
     }
@@ -44,7 +44,7 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
 def kernels(graph: Graph) -> dict[str, Any]:
     """How many kernels a device runs: in all, outside of the teacher's layers, and in its median layer by type.
 
-    ``joins`` are not among them: GE runs one more for each where it does not lay its parts out behind each other.
+    ``joins`` are not among them: GE runs one more for each if it does not lay its parts out one after the other.
 
     A layer begins with the norm that reads its first weight, and the last one ends before the last norm.
     """
@@ -81,8 +81,8 @@ def _graph(bundle: Bundle, signature: GraphSignature, graph: Graph, npu: GraphSe
         "operators": graph.counts(),
         "kernels": kernels(graph),
         "engines": {name: engines(graph, known)[name] for name in ("AI Core", "AI CPU", "none")},
-        "caches": [one.cache for one in proof],
-        "in_place": {"proved": True, "caches": [one._asdict() for one in proof]},
+        "caches": [cache.cache for cache in proof],
+        "in_place": {"proved": True, "caches": [cache._asdict() for cache in proof]},
         "findings": findings,
         "constraint_warnings": [finding for finding in findings if finding["level"] == "warning"],
     }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def draw_plan(plan: Plan, out: Path) -> list[Path]:
-    """Write PNG pictures beside the plan file ``out``, named after it; returns their paths.
+    """Write PNG pictures next to the plan file ``out``, named after it; returns their paths.
 
     Raises:
         RequestError: one cannot be written.
@@ -35,8 +35,8 @@ def draw_plan(plan: Plan, out: Path) -> list[Path]:
 
 
 def _draw_tree(tree: PlannedTree, path: Path) -> None:
-    found = enumerate(tree.counted_shares, 1)
-    shares = {row: f"{share:.0%}" if share >= 0.1 else f"{share:.1%}" for row, share in found}
+    numbered = enumerate(tree.counted_shares, 1)
+    shares = {row: f"{share:.0%}" if share >= 0.1 else f"{share:.1%}" for row, share in numbered}
     heldout = tree.promise.heldout
     promised = f"{tree.promise.counted.tokens:.2f} counted"
     promised += f", {heldout.tokens:.2f} held out" if heldout else ""
@@ -63,8 +63,8 @@ def _draw_curve(axes: Axes, plan: Plan) -> None:
     axes.plot(plan.curve, label="best, counted contexts")
     if plan.curve_heldout:
         axes.plot(plan.curve_heldout, label="planned, held-out contexts")
-    for one in plan.baselines:
-        axes.plot(one.nodes, one.promise.counted.tokens, "o", markersize=5, label=f"{one.name}, counted")
+    for baseline in plan.baselines:
+        axes.plot(baseline.nodes, baseline.promise.counted.tokens, "o", markersize=5, label=f"{baseline.name}, counted")
     axes.set(xlabel="draft nodes", ylabel="expected accept length", title="accept length by size")
     axes.legend(frameon=False, fontsize=7)
 

@@ -13,7 +13,7 @@ def summary(plan: Plan) -> str:
 
 
 def explanation(plan: Plan) -> str:
-    """The same and why: rival methods, the cost's staircase, and every node's gain."""
+    """The summary and why: rival methods, the cost's staircase, and every node's gain."""
     parts = [_contexts(plan), _classes(plan), _trees(plan), _baselines(plan)]
     parts += [_cost(plan, plan.cost), *_stairs(plan.cost)] if plan.cost else []
     parts += [_curve(plan), *(_nodes(tree) for tree in plan.trees if tree.paths)]
@@ -61,9 +61,9 @@ def _baselines(plan: Plan) -> str:
     if not plan.baselines:
         return ""
     rows: list[Sequence[object]] = [("method", "nodes", "depth", "counted", "held out", "95 % interval", "ms/token")]
-    for one in plan.baselines:
-        time = "-" if one.us_per_token is None else _ms(one.us_per_token)
-        rows.append((one.name, one.nodes, one.depth, *_lengths(one.promise), time))
+    for baseline in plan.baselines:
+        time = "-" if baseline.us_per_token is None else _ms(baseline.us_per_token)
+        rows.append((baseline.name, baseline.nodes, baseline.depth, *_lengths(baseline.promise), time))
     title = "other methods on the same contexts, with at most as many nodes as the largest planned tree"
     return title + "\n" + _table(rows)
 
@@ -92,16 +92,16 @@ def _served(plan: Plan, cost: Cost) -> str:
     rows: list[Sequence[object]] = [
         ("texts", "contexts need", "share", "served by", "KV", "ms/token", "plain ms/token")
     ]
-    for one in cost.served:
-        taken = " | ".join("+".join(dict.fromkeys(gears[name].trees)) for name in one.gears)
-        slots, times = max(gears[name].slots for name in one.gears), (one.us_per_token, one.plain_us_per_token)
-        rows.append((one.texts, f"KV length {one.slots}", f"{one.share:.0%}", taken, slots, *map(_ms, times)))
+    for share in cost.served:
+        trees = " | ".join("+".join(dict.fromkeys(gears[name].trees)) for name in share.gears)
+        slots, times = max(gears[name].slots for name in share.gears), (share.us_per_token, share.plain_us_per_token)
+        rows.append((share.texts, f"KV length {share.slots}", f"{share.share:.0%}", trees, slots, *map(_ms, times)))
     return _table(rows)
 
 
 def _rivals(cost: Cost) -> str:
-    """Goodput beside that of others; nothing where a launch takes one text."""
-    if {one.texts for one in cost.rivals} == {1}:
+    """Goodput next to that of others; nothing where a launch takes one text."""
+    if {rival.texts for rival in cost.rivals} == {1}:
         return ""
     rows: list[Sequence[object]] = [
         (
@@ -114,11 +114,17 @@ def _rivals(cost: Cost) -> str:
             "one text's plan",
         )
     ]
-    for one in cost.rivals:
-        us = one.us_per_token
-        over = (one.plain_us_per_token / us, one.chains_us_per_token / us, one.single_us_per_token / us)
+    for rival in cost.rivals:
+        us = rival.us_per_token
+        over = (rival.plain_us_per_token / us, rival.chains_us_per_token / us, rival.single_us_per_token / us)
         rows.append(
-            (one.texts, f"{one.share:.0%}", f"{1e6 / us:.0f}", _ms(one.texts * us), *(f"{ratio:.2f}" for ratio in over))
+            (
+                rival.texts,
+                f"{rival.share:.0%}",
+                f"{1e6 / us:.0f}",
+                _ms(rival.texts * us),
+                *(f"{ratio:.2f}" for ratio in over),
+            )
         )
     return "goodput of all texts; chains have the best length for each number of texts\n" + _table(rows)
 
@@ -157,12 +163,12 @@ def _nodes(tree: PlannedTree) -> str:
     counted, heldout = tree.counted_shares, tree.heldout_shares
     order = sorted(range(len(counted)), key=lambda i: (-counted[i], len(tree.paths[i]), tree.paths[i]))
     rows: list[Sequence[object]] = [("node", "gain", "held out", "")]
-    shown = order if len(order) <= 24 else order[:16] + order[-8:]
-    for i in shown:
+    listed = order if len(order) <= 24 else order[:16] + order[-8:]
+    for i in listed:
         out = "-" if heldout is None else f"{heldout[i]:.4f}"
         rows.append((tree.paths[i], f"{counted[i]:.4f}", out, "#" * round(30 * counted[i])))
     left = (
-        f" (the {len(order) - len(shown)} between the first 16 and the last 8 left out)" if shown is not order else ""
+        f" (the {len(order) - len(listed)} between the first 16 and the last 8 left out)" if listed is not order else ""
     )
     return f"{tree.name}: what each node gains, the share of contexts whose truth passes it{left}\n{_table(rows)}"
 

@@ -1,4 +1,4 @@
-"""What every GE operator computes, on a CPU with torch; importing the package fills the table."""
+"""Every GE operator on a CPU with torch; importing the package fills the table."""
 
 from draftwood.compiler.ge.operators import (  # noqa: F401 (they fill the table)
     arithmetic,

@@ -6,7 +6,7 @@ two are left for words in groups of 64 or 128 where GE is asked for deterministi
 * up to an eighth of a group of rows: MSD (..._tiling_msd.cpp, op_kernel/..._msd_split_k.h). Each row is cut, group by
   group, in three digits of four bits, as shares of its largest number. Their products with the weights are summed
   exactly; digits and groups are added up in fp32, always in the same order. So a row has the same bits whatever stands
-  beside it.
+  next to it.
 * more rows: CUSTOM (..._tiling_custom.cpp). Weights are rounded to the rows' type and multiplied as others are.
 
 Asked for speed, a third one adds the groups up in any order (MSD-group, ..._tiling_msd_group.cpp). Not said in the
@@ -28,7 +28,7 @@ from draftwood.kernels.int4 import GROUPS, OUTPUTS, matrix, most_rows, whole_num
 
 # What a digit's remainder is multiplied with: twice the largest digit and nearly a half.
 _FACTORS = (7.49, 14.98, 14.98)
-_TOGETHER = 1024  # inputs whose groups are worked through one behind the other, offsets first
+_TOGETHER = 1024  # inputs whose groups are worked through one after the other, offsets first
 
 
 @operator
@@ -84,13 +84,13 @@ def _digit_sums(x: Tensor, weight: Tensor, scale_GO: Tensor, offset_GO: Tensor |
 
 
 def _digits(x_GTX: Tensor, largest_GT1: Tensor) -> list[Tensor]:
-    """Three of -7 to 7, the largest first; for a group of zeros the kernel divides by zero, which counts zero times."""
-    rest, found = torch.where(largest_GT1 > 0, x_GTX / largest_GT1, 0.0), []
+    """Three of -7 to 7, the largest first; in a group of zeros the kernel divides by zero, which counts zero times."""
+    rest, digits = torch.where(largest_GT1 > 0, x_GTX / largest_GT1, 0.0), []
     for by in _FACTORS:
         scaled = rest * by
-        found.append(torch.where(scaled.frac().abs() == 0.5, scaled + scaled.sign() / 2, scaled.round()))
-        rest = scaled - found[-1]
-    return found
+        digits.append(torch.where(scaled.frac().abs() == 0.5, scaled + scaled.sign() / 2, scaled.round()))
+        rest = scaled - digits[-1]
+    return digits
 
 
 def _sum(x_TX: Tensor) -> Tensor:

@@ -123,11 +123,11 @@ def PadV3(
     mode: Literal["constant"] = "constant",
     paddings_contiguous: Literal[True] = True,
 ) -> Tensor:
-    """``paddings`` [rank, 2]: how much before and behind every dimension."""
+    """``paddings`` [rank, 2]: how much before and after every dimension."""
     if len(paddings) != 2 * x.dim() or min(paddings, default=0) < 0:
         raise Refusal(f"operand paddings = {paddings} does not fit {x.dim()} dimensions")
     pairs = list(zip(paddings[::2], paddings[1::2], strict=True))
-    shape = [size + before + behind for size, (before, behind) in zip(x.shape, pairs, strict=True)]
+    shape = [size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True)]
     fill = x.new_zeros(()) if constant_values is None else constant_values.reshape(()).to(x.dtype)
     padded = fill.expand(shape).clone(memory_format=torch.contiguous_format)
     padded[tuple(slice(before, before + size) for size, (before, _) in zip(x.shape, pairs, strict=True))] = x

@@ -105,16 +105,16 @@ class Call:
     @classmethod
     def of(cls, node: Node) -> Call:
         """LoweringError: an operator, operand or attribute that the table does not know."""
-        found = OPERATORS.get(node.type)
-        if found is None:
+        operator = OPERATORS.get(node.type)
+        if operator is None:
             raise LoweringError(f"node {node.name}: operator {node.type} is not known to the interpreter")
         # Names that begin with an underscore are notes of GE or torchair, not attributes of the operator.
         attributes = {name: value for name, value in node.attributes.items() if not name.startswith("_")}
-        for name in attributes.keys() - found.attributes.keys():
+        for name in attributes.keys() - operator.attributes.keys():
             raise _error(node, f"attribute {name} = {attributes[name]!r} is not known to the interpreter")
         if len(node.operands) != len(node.input_types):
             raise _error(node, f"{len(node.operands)} operands, but {len(node.input_types)} are described")
-        return cls(node, found, tuple(_slot(node, found, i) for i in range(len(node.operands))), attributes)
+        return cls(node, operator, tuple(_slot(node, operator, i) for i in range(len(node.operands))), attributes)
 
     def __call__(self, operands: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         """The node's outputs; meta tensors if one of the values computed with is one."""
@@ -133,10 +133,10 @@ class Call:
             if (covered := self.operator.attributes[name]) is not None:
                 only(name, value, *covered)
         kinds = self.operator.operands
-        given = [(slot, x) for slot, x in zip(self.slots, operands, strict=True) if x is not None]
-        meta = any(x.is_meta for slot, x in given if kinds[slot] not in _HOST)
+        slotted = [(slot, x) for slot, x in zip(self.slots, operands, strict=True) if x is not None]
+        meta = any(x.is_meta for slot, x in slotted if kinds[slot] not in _HOST)
         arguments: dict[str, Any] = {slot: [] for slot, kind in kinds.items() if kind == "list[Tensor]"}
-        for slot, x in given:
+        for slot, x in slotted:
             kind = kinds[slot]
             if kind in _HOST:
                 arguments[slot] = _read(slot, kind, x)
@@ -187,8 +187,8 @@ def only(name: str, value: object, *known: object) -> None:
 
 def one_type(types: frozenset[torch.dtype], *values: Tensor) -> torch.dtype:
     """The one element type of all values, which must be among ``types``."""
-    found = {x.dtype for x in values}
-    if len(found) > 1 or not found <= types:
+    used = {x.dtype for x in values}
+    if len(used) > 1 or not used <= types:
         names = ", ".join(_short(x.dtype) for x in values)
         raise Refusal(f"operands are {names}; expected one type of {', '.join(sorted(map(_short, types)))}")
     return values[0].dtype

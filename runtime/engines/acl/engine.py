@@ -25,7 +25,7 @@ MADE_OF = "manifest.sha256"
 
 
 class AclExecutor:
-    """All models of a bundle on one device: the weights once, and one work memory, for they take turns."""
+    """All models of a bundle on one device: the weights once, and one work memory, since they take turns."""
 
     def __init__(self, bundle: Bundle, graphs: GraphSet, library: Library) -> None:
         folder = compiled(bundle.folder)
@@ -90,14 +90,14 @@ class AclEngine(StaticEngine):
 
 def compiled(folder: Path) -> Path:
     """Where the ``.om`` files of a bundle lie; BundleError unless all were made of the bundle as it is."""
-    found, again = folder / OM_FOLDER, f"run {folder}/npu/atc.sh on a machine with CANN"
+    models, again = folder / OM_FOLDER, f"run {folder}/npu/atc.sh on a machine with CANN"
     try:
-        made_of = read_regular(found / MADE_OF, 1 << 10).decode().split()[0]
+        made_of = read_regular(models / MADE_OF, 1 << 10).decode().split()[0]
     except (OSError, ValueError, IndexError):
-        raise BundleError(f"{found}: holds no .om files, or not all; {again}") from None
+        raise BundleError(f"{models}: holds no .om files, or not all; {again}") from None
     if made_of != hashlib.sha256(read_regular(folder / MANIFEST_FILE)).hexdigest():
-        raise BundleError(f"{found}: made of another build of the bundle, or of other weights; {again} again")
-    return found
+        raise BundleError(f"{models}: made of another build of the bundle, or of other weights; {again} again")
+    return models
 
 
 def is_compiled(folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """AscendCL, CANN's runtime, by the C functions that a runner of ``.om`` files needs.
 
 Prototypes and codes: CANN's open documents (``docs/zh/api`` of GE, ``docs/zh/api_ref`` of the runtime) and the header
-``acl/acl_mdl.h``. Called through ctypes, for the Python package that comes with CANN has no function that gives a model
+``acl/acl_mdl.h``. Called through ctypes, since CANN's Python package has no function that gives a model
 its external weights.
 """
 
@@ -91,7 +91,7 @@ _REPEATED = 100002  # aclInit was called before, by torch_npu say; the documents
 
 
 class Closing(Protocol):
-    """What has to go before the library does."""
+    """An object that has to go before the library does."""
 
     def close(self) -> None:
         """May be called again."""
@@ -124,7 +124,7 @@ class Library:
             raise
 
     def value(self, function: str, *arguments: Any) -> Any:
-        """What a function returns."""
+        """The result of a function."""
         return self._functions[function](*arguments)
 
     def call(self, function: str, *arguments: Any, where: str = "") -> None:
@@ -138,7 +138,7 @@ class Library:
             raise self.error(function, code, where)
 
     def made(self, function: str, *arguments: Any) -> int:
-        """What a function has made: a handle, as a number; RequestError where it made none."""
+        """The object that a function has made: a handle, as a number; RequestError where it made none."""
         handle = self._functions[function](*arguments)
         if not handle:
             raise RequestError(f"{self.name}: {function} made nothing; the host's memory is full")
@@ -147,10 +147,10 @@ class Library:
     def error(self, function: str, code: int, where: str = "") -> RequestError:
         """One line of a code: what it means, what the library says, the way out."""
         meaning, way_out = _CODES.get(code, ("see aclError in CANN's documents", _WITHOUT))
-        said = self.value("aclGetRecentErrMsg")
-        told = " ".join(said.decode(errors="replace").split())[:300] if said else ""
+        message = self.value("aclGetRecentErrMsg")
+        reason = " ".join(message.decode(errors="replace").split())[:300] if message else ""
         begin = f"{where}: " if where else ""
-        return RequestError(f"{begin}{function}: error {code}, {meaning}{f' ({told})' if told else ''}; {way_out}")
+        return RequestError(f"{begin}{function}: error {code}, {meaning}{f' ({reason})' if reason else ''}; {way_out}")
 
     def finish(self) -> None:
         """Closes what is open, and leaves the device and the library; nothing may be called afterwards."""
@@ -171,9 +171,9 @@ def ascendcl() -> Library:
     Raises:
         RequestError: there is none, it is too old, or it finds no device.
     """
-    found = Library(_loaded())
-    atexit.register(found.finish)
-    return found
+    library = Library(_loaded())
+    atexit.register(library.finish)
+    return library
 
 
 def _loaded() -> CDLL:
@@ -191,12 +191,12 @@ def _loaded() -> CDLL:
 
 def _bound(handle: Any, name: str, function: str) -> Callable[..., Any]:
     try:
-        found = getattr(handle, function)
+        symbol = getattr(handle, function)
     except AttributeError:
         raise RequestError(
             f"{name}: has no function {function}; expected AscendCL of CANN {LEAST_CANN} or later; install it, or"
             f" {_WITHOUT}"
         ) from None
-    found.restype, found.argtypes = PROTOTYPES[function]
-    bound: Callable[..., Any] = found
+    symbol.restype, symbol.argtypes = PROTOTYPES[function]
+    bound: Callable[..., Any] = symbol
     return bound

@@ -65,9 +65,9 @@ class Device:
             while address := self._dropped.popleft():
                 self._blocks.discard(address)
                 self.library.call("aclrtFree", address)
-        found = c_void_p()
-        self.library.call("aclrtMalloc", byref(found), count, _HUGE_FIRST, where=f"{where}, {count} bytes")
-        address = int(found.value or 0)
+        pointer = c_void_p()
+        self.library.call("aclrtMalloc", byref(pointer), count, _HUGE_FIRST, where=f"{where}, {count} bytes")
+        address = int(pointer.value or 0)
         self._blocks.add(address)
         self.library.call("aclrtMemset", address, count, 0, count)
         return address
@@ -79,9 +79,9 @@ class Device:
     def pinned(self, count: int) -> int:
         """The address of ``count`` bytes of the host's memory that the device copies from without a detour."""
         self.enter()
-        found = c_void_p()
-        self.library.call("aclrtMallocHost", byref(found), count, where=f"staging, {count} bytes")
-        self._pinned.append(int(found.value or 0))
+        pointer = c_void_p()
+        self.library.call("aclrtMallocHost", byref(pointer), count, where=f"staging, {count} bytes")
+        self._pinned.append(int(pointer.value or 0))
         return self._pinned[-1]
 
     def copy(self, target: int, source: int, count: int, kind: int) -> None:
@@ -172,7 +172,7 @@ class DeviceArray:
         )
 
     def reshape(self, shape: Sequence[int]) -> DeviceArray:
-        """The same elements in another shape; the array must be contiguous."""
+        """The elements in another shape; the array must be contiguous."""
         assert self.contiguous and prod(shape) == prod(self.shape), (self.shape, self.strides, shape)
         return DeviceArray(self.block, self.kind, shape, None, self._offset)
 

@@ -87,7 +87,7 @@ class Staging:
 
 
 def _stagings(device: Device, specs: Iterable[TensorSignature]) -> list[Staging]:
-    """What is always the host's, and each tensor that may stay on the device: one moves as a whole or not at all."""
+    """The host's own tensors, and each one that may stay on the device: a tensor moves as a whole or not at all."""
     every = tuple(specs)
     apart = [[spec] for spec in every if spec.name in STAYS]
     return [Staging(device, group) for group in ([spec for spec in every if spec.name not in STAYS], *apart)]
@@ -148,30 +148,30 @@ class Model:
         }
 
     def run(self, inputs: Mapping[str, NDArray], buffers: Mapping[str, DeviceArray]) -> dict[str, NDArray]:
-        """See `executor.Executor.run`: two copies and one launch, behind each other in the stream."""
+        """See `executor.Executor.run`: two copies and one launch, after each other in the stream."""
         device, library = self._device, self._device.library
         device.enter()
-        given, taken = (self._near(stagings, buffers) for stagings in (self._given, self._taken))
-        arrays = {name: array for staging in given for name, array in staging.arrays.items()}
+        near, results = (self._near(stagings, buffers) for stagings in (self._given, self._taken))
+        arrays = {name: array for staging in near for name, array in staging.arrays.items()}
         for name, array in inputs.items():
             store(arrays[name], array)
-        places = {name: at for staging in (*given, *taken) for name, at in staging.addresses.items()}
+        places = {name: at for staging in (*near, *results) for name, at in staging.addresses.items()}
         places |= self._places(buffers)
         for bound in self._bound:
             bound.bind(places)
-        for staging in given:
+        for staging in near:
             staging.upload()
         where = f"graph {self._graph.name}"
         library.call("aclmdlExecuteAsync", self._id, *(b.handle for b in self._bound), device.stream, where=where)
-        for staging in taken:
+        for staging in results:
             staging.download()
         device.synchronize(where)
-        got = {name: array for staging in taken for name, array in staging.arrays.items() if name not in buffers}
+        got = {name: array for staging in results for name, array in staging.arrays.items() if name not in buffers}
         return {name: to_host(array, *self._results[name]) for name, array in got.items()}
 
     @staticmethod
     def _near(stagings: Sequence[Staging], buffers: Mapping[str, DeviceArray]) -> list[Staging]:
-        """Those of which something is in no buffer of the caller's."""
+        """The stagings with a tensor in no buffer of the caller's."""
         return [staging for staging in stagings if staging.arrays.keys() - buffers.keys()]
 
     def close(self) -> None:
@@ -182,15 +182,15 @@ class Model:
 
     def _places(self, buffers: Mapping[str, DeviceArray]) -> dict[str, int]:
         """Addresses of the caller's buffers; a cache that is the same as in the last run is not looked at again."""
-        found = {}
+        tensors = {}
         for name, array in buffers.items():
             if name not in self._far:
                 continue  # an engine offers what some graphs read; this one does not
             seen = self._seen.get(name)
             if seen is None or seen[0]() is not array:
                 seen = self._seen[name] = weakref.ref(array), self._address(name, array)
-            found[name] = seen[1]
-        return found
+            tensors[name] = seen[1]
+        return tensors
 
     def _address(self, name: str, array: DeviceArray) -> int:
         """Where a buffer lies, which must be as the graph declares it."""
@@ -233,11 +233,11 @@ class Model:
             raise BundleError(f"{self._path}: {count} {side.lower()}s, expected {len(specs)}; run atc.sh again")
         for i, spec in enumerate(specs):
             number = value(f"aclmdlGet{side}DataType", desc, i)
-            found = KINDS.get(number, f"aclDataType {number}"), value(f"aclmdlGet{side}SizeByIndex", desc, i)
+            described = KINDS.get(number, f"aclDataType {number}"), value(f"aclmdlGet{side}SizeByIndex", desc, i)
             expected = spec.dtype, tensor_bytes(spec)
-            if found != expected:
+            if described != expected:
                 raise BundleError(
-                    f"{self._path}: {side.lower()} {spec.name} is {found[0]} of {found[1]} bytes, expected"
+                    f"{self._path}: {side.lower()} {spec.name} is {described[0]} of {described[1]} bytes, expected"
                     f" {expected[0]} of {expected[1]}; compile it with atc.sh, which keeps types and sizes"
                 )
 
@@ -261,7 +261,7 @@ def work_bytes(device: Device, path: Path) -> int:
 
 
 def _load(device: Device, path: Path, weights: Weights, work: Block) -> int:
-    library, found = device.library, c_uint32()
+    library, number = device.library, c_uint32()
     config = library.made("aclmdlCreateConfigHandle")
 
     def option(attribute: int, value: Any) -> None:
@@ -276,7 +276,7 @@ def _load(device: Device, path: Path, weights: Weights, work: Block) -> int:
         if work.bytes:
             option(_WORK_ADDRESS, c_void_p(work.address))
             option(_WORK_BYTES, c_size_t(work.bytes))
-        library.call("aclmdlLoadWithConfig", config, byref(found), where=str(path))
+        library.call("aclmdlLoadWithConfig", config, byref(number), where=str(path))
     finally:
         library.value("aclmdlDestroyConfigHandle", config)
-    return found.value
+    return number.value

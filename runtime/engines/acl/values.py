@@ -30,7 +30,7 @@ def store(target: NDArray, values: NDArray) -> None:
 
 
 def to_host(stored: NDArray, kind: str, out: NDArray | None = None) -> NDArray:
-    """What a graph gave, as fp32 or whole numbers; into ``out`` where that is given."""
+    """A graph's result, as fp32 or whole numbers; into ``out`` where that is given."""
     if out is None:
         out = np.empty(stored.shape, host_type(kind))
     if kind == "bfloat16":
@@ -46,5 +46,5 @@ def item_bytes(kind: str) -> int:
 
 
 def host_type(kind: str) -> type[np.generic]:
-    """What an engine gives for an element type: fp32 for fractions."""
+    """The type that an engine gives for an element type: fp32 for fractions."""
     return np.float32 if kind in ("bfloat16", "float16") else STORED[kind]

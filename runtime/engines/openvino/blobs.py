@@ -1,4 +1,4 @@
-"""Graphs compiled by OpenVINO, kept as blobs in the user's cache, beside the step times that are tuned.
+"""Graphs compiled by OpenVINO, kept as blobs in the user's cache, next to the step times that are tuned.
 
 A blob's file is named by all that it was compiled from: the graph and the weights by the SHA-256 that the manifest
 vouches for, OpenVINO's version, the device with its driver and compiler, and the settings. So another graph, device or
@@ -30,7 +30,7 @@ class Blobs:
 
     def __init__(self, bundle: Bundle, core: Any, device: str, config: Mapping[str, Any]) -> None:
         self._bundle, self._core, self._device, self._config = bundle, core, device, dict(config)
-        self._weights = next(one.weights for one in bundle.manifest.graph_sets if one.target == "onnx")
+        self._weights = next(graphs.weights for graphs in bundle.manifest.graph_sets if graphs.target == "onnx")
         self._facts = [str(_VERSION), device, *_device_facts(core, device), *map(str, sorted(config.items()))]
 
     def compiled(self, graph: GraphSignature) -> Any:
@@ -39,10 +39,10 @@ class Blobs:
         Raises:
             BundleError: OpenVINO cannot read the graph, or the device has not all of its operators.
         """
-        kept = self._kept(graph)
-        if kept is not None:
+        stored = self._kept(graph)
+        if stored is not None:
             with contextlib.suppress(RuntimeError):  # a driver that knows better
-                return self._core.import_model(io.BytesIO(kept), self._device, self._opened_with)
+                return self._core.import_model(io.BytesIO(stored), self._device, self._opened_with)
         compiled = self._compile(graph)
         with contextlib.suppress(OSError, RuntimeError):  # no room, or a device without export: compiled next time
             self._keep(graph, compiled.export_model().getvalue())
@@ -63,10 +63,10 @@ class Blobs:
 
     def _kept(self, graph: GraphSignature) -> bytes | None:
         try:
-            found = read_regular(self.file(graph), _MOST_BYTES)
+            content = read_regular(self.file(graph), _MOST_BYTES)
         except OSError:
             return None
-        digest, blob = found[:_DIGEST_BYTES], found[_DIGEST_BYTES:]
+        digest, blob = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         return blob if hashlib.sha256(blob).digest() == digest else None
 
     def _keep(self, graph: GraphSignature, blob: bytes) -> None:
@@ -93,10 +93,10 @@ class Blobs:
 
 def refused_operators(core: Any, model: Any, device: str) -> list[str]:
     """Operators of a model that a device does not run, each type once with the name of its first node."""
-    taken = core.query_model(model, device)
+    operators = core.query_model(model, device)
     refused: dict[str, str] = {}
     for node in model.get_ordered_ops():
-        if node.get_friendly_name() not in taken:
+        if node.get_friendly_name() not in operators:
             refused.setdefault(node.get_type_name(), node.get_friendly_name())
     return [f"{kind} ({name})" for kind, name in refused.items()]
 

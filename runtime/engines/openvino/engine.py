@@ -39,10 +39,10 @@ class Device:
                 f"{self.engine}: needs the package openvino, which is not installed: pip install 'draftwood[openvino]'"
             ) from None
         self._openvino, self.core, self.version = openvino, openvino.Core(), openvino.get_version()
-        found = self.core.available_devices
-        if not any(one.partition(".")[0] == name for one in found):
+        devices = self.core.available_devices
+        if not any(available.partition(".")[0] == name for available in devices):
             raise RequestError(
-                f"{self.engine}: OpenVINO {self.version} finds no {name} here, but {', '.join(found)};"
+                f"{self.engine}: OpenVINO {self.version} finds no {name} here, but {', '.join(devices)};"
                 f" {_DRIVERS[name]}take --engine openvino"
             )
         # Memory that the device reads and writes itself; what lies elsewhere it copies in and out.
@@ -69,7 +69,7 @@ class Device:
 
 
 class RequestBindings(Bindings):
-    """Those of an inference request."""
+    """Bindings of an inference request."""
 
     def __init__(self, device: Device, compiled: Any, graph: GraphSignature) -> None:
         super().__init__(graph)

@@ -264,7 +264,7 @@ def test_graphs_without_weights_are_bound_to_a_checkpoint_later(packed: Packed, 
 
 @pytest.mark.slow
 def test_the_output_matrix_in_eight_bits(packed: Packed) -> None:
-    """Beside layers of four bits; rounded when the weights are bound, too, and trees give the plain text."""
+    """Besides layers of four bits; rounded when the weights are bound, too, and trees give the plain text."""
     folder = packed()
     build(asked(folder, precision="nbits-head"), folder / "bundle")
     bundle = Bundle.open(folder / "bundle")

@@ -1,4 +1,4 @@
-"""Only regular files inside the bundle, each with its size and digest; nothing else beside them."""
+"""Only regular files inside the bundle, each with its size and digest; nothing else besides them."""
 
 import os
 import shutil
@@ -95,7 +95,7 @@ def test_every_floating_point_type_is_looked_at(tmp_path: Path, dtype: object) -
 
 
 def npu_weights(tmp_path: Path, change: dict[str, object], value: float = 1.0) -> dict:
-    """What reading an NPU's index gives, one field of a constant changed."""
+    """The result of reading an NPU's index, one field of a constant changed."""
     import json
 
     import torch

@@ -55,7 +55,7 @@ def bits(logits: NDArray[np.float32]) -> NDArray[np.int32]:
 
 
 def plain_rows(engine: Engine, text: NDArray[np.int64], tokens: list[int]) -> NDArray[np.int32]:
-    """Bits of plain decoding's logits at each of the tokens behind a text."""
+    """Bits of plain decoding's logits at each of the tokens after a text."""
     state, rows = behind(engine, text), []
     for token in tokens:
         rows.append(bits(single.verify(engine, state, np.array([token]), PLAIN).logits_RV[0]))
@@ -64,7 +64,7 @@ def plain_rows(engine: Engine, text: NDArray[np.int64], tokens: list[int]) -> ND
 
 
 def differing(engine: Engine, length: int, tree: TreeBuffers) -> list[int]:
-    """Rows of a tree behind a text that have other bits than plain decoding of their own path."""
+    """Rows of a tree after a text that have other bits than plain decoding of their own path."""
     random = np.random.default_rng(length)
     text, tokens_T = random.integers(2, 300, length), random.integers(2, 300, tree.rows)
     got = bits(single.verify(engine, behind(engine, text), tokens_T, tree).logits_RV)
@@ -92,7 +92,7 @@ def test_the_other_engine_differs(bundles: dict[str, Bundle]) -> None:
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_poison(engine: BitwiseEngine, length: int) -> None:
-    """What stands in other rows, and in slots that no text has reached, does not matter."""
+    """Other rows, and slots that no text has reached, do not matter."""
     tree, random = tensorize(TREES["last"]), np.random.default_rng(1)
     text, tokens_T = random.integers(2, 300, length), random.integers(2, 300, tree.rows)
     want = bits(single.verify(engine, behind(engine, text), tokens_T, tree).logits_RV)

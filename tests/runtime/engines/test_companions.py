@@ -1,4 +1,4 @@
-"""A row has the same bits in every launch: of any cut of a prompt, behind any kept beginning, in a chain, and beside
+"""A row has the same bits in every launch: of any cut of a prompt, after any kept beginning, in a chain, and besides
 other texts; so a text is a function of its request. Bits are compared, so a few layers will do.
 """
 

@@ -83,7 +83,7 @@ def decodings(engine: CpuEngine, count: int, names: Sequence[str]) -> list[Decod
 @pytest.mark.parametrize("kind", KINDS)
 def test_five_to_eight_texts_that_come_and_go_are_plain_texts(crowded: Callable[[str], CpuEngine], kind: str) -> None:
     """Greedy and sampled, plain and drafted in one launch; at nearly every step one joins or leaves. Three in a graph
-    of four, and five to seven in one of eight, have places beside them that nobody has."""
+    of four, and five to seven in one of eight, have places besides them that nobody has."""
     engine = crowded(kind)
     gears = [gear.name for gear in engine.bundle.manifest.gears]
     alone = [text.run().token_ids for text in decodings(engine, 14, ["plain"])]
@@ -155,7 +155,7 @@ def test_acceptance_at_every_depth_is_that_of_texts_alone(
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_kept_prefixes_change_no_text(crowded: Callable[[str], CpuEngine], kind: str, temperature: float) -> None:
-    """Turns of a chat, and another chat behind the same beginning, which copies it; drafted from the first step on."""
+    """Turns of a chat, and another chat after the same beginning, which copies it; drafted from the first step on."""
     engine = crowded(kind)
     model, fresh = OpenedBundle(engine.bundle, engine), OpenedBundle(engine.bundle, engine, prefixes=False)
     gear = engine.bundle.manifest.gears[-1].name

@@ -39,7 +39,7 @@ def test_turns_come_in_the_order_they_were_asked_for() -> None:
             threads.append(threading.Thread(target=take, args=(number,)))
             threads[-1].start()
             wait_for(turns, number + 1)
-    # Whoever asks again is behind all of them.
+    # Whoever asks again is after all of them.
     take(6)
     for thread in threads:
         thread.join(SECONDS)

@@ -49,7 +49,7 @@ def draw(random: np.random.Generator, levels: Levels) -> tuple[int, ...]:
 
 
 def inside(tree: Topology, path: tuple[int, ...]) -> tuple[int, ...]:
-    """What of a path a tree accepts."""
+    """The part of a path that a tree accepts."""
     return accepted(frozenset(tree.paths), path)
 
 

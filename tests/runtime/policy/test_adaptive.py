@@ -281,7 +281,7 @@ def test_plain_decoding_that_has_become_faster_is_noticed() -> None:
 
 def test_checks_are_rare_and_none_are_made_where_much_is_won() -> None:
     def plain_steps(us: dict[str, float]) -> tuple[int, int]:
-        """Of a text of which every draft is accepted: in its beginning, and from then on."""
+        """Plain steps of a text whose every draft is accepted: in its beginning, and from then on."""
         gears = gears_of(chains(1), us)
         policy = Adaptive(gears, Learned(gears), True, TOKENS)
         names = [played(policy, gears, (0,), us).gear.name for _ in range(6 * AGED)]
@@ -339,7 +339,7 @@ def looked_up(depth: int) -> Drafted:
 
 
 def matched(match: int, us: dict[str, float], gained: Callable[[Gear], int], steps: int = 60) -> list[str]:
-    """Gears that a first text chooses behind matches of a class, where a drafting one gains so many tokens."""
+    """Gears that a first text chooses after matches of a class, where a drafting one gains so many tokens."""
     every = [gear("plain", draft=None), gear("lookup-chain-3", draft=LOOKUP), gear("lookup-chain-7", draft=LOOKUP)]
     shapes = [None, *(looked_up(depth) for depth in (3, 7))]
     times = [StepTime(gear=name, length=100, us=value) for name, value in us.items()]

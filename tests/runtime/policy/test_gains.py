@@ -138,7 +138,7 @@ def test_a_change_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_texts_have_in_common_is_known_to_the_next_and_fades(monkeypatch: pytest.MonkeyPatch) -> None:
     def next_text(*levels: list[list[float]]) -> float:
-        """What the deepest tree is thought to be worth after 1000 steps of each."""
+        """The expected gain of the deepest tree after 1000 steps of each."""
         gains = Gains(drafted(TREES), None, True)
         ease, random = Ease(gains), np.random.default_rng(0)
         for one in levels:

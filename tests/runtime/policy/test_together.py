@@ -39,7 +39,7 @@ def shared_gears(us: dict[int, dict[str, float]] | None = US, graphs: bool = Fal
 
 
 def launch_us(names: Sequence[str]) -> float:
-    """Of a launch: every text's part of one in which all take its gear."""
+    """Times of a launch: every text's part of one in which all take its gear."""
     own = US[min(n for n in US if n >= len(names))]
     return sum(own[name] for name in names) / len(names)
 
@@ -146,7 +146,7 @@ def test_goodput_is_nearly_that_of_the_best_gear(count: int, level: float) -> No
 
 
 def test_a_text_without_credit_ends_the_drafts_of_others() -> None:
-    """What it pays is 3 % from then on, though the others would gain."""
+    """It pays 3 % from then on, although the others would gain."""
     gears = shared_gears()
     texts = texts_of(gears, Learned(gears), [0.9, 0.0] * 2)
     for _ in range(300):

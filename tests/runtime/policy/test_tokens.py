@@ -83,7 +83,7 @@ def test_the_adaptive_policy_changes_no_token(engine: Engine, prompt: list[int],
 
 
 def test_a_ranked_drafter_tells_the_rank_of_every_bonus(tiny_bundle: Path, prompt: list[int]) -> None:
-    """Behind a path shorter than the levels there are; the path and the rank name the same token."""
+    """After a path shorter than the levels there are; the path and the rank name the same token."""
     engine, trace = CpuEngine(Bundle.open(tiny_bundle)), Trace()
     decoded(engine, prompt, policy_for(engine.bundle, "chain-2-kv256"), SAMPLINGS["sampled"], trace)
     steps = [event for event in trace.events if event.kind == "verify"]

@@ -64,7 +64,7 @@ def test_growing_and_the_context_limit(engines: dict[str, Engine], prompt: list[
 def test_the_static_engine_runs_static_graphs_alone(
     tiny_draft_bundles: dict[str, Path], prompt: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what a greedy draft has in the place of noise is no input that is sent: it lies there, always the same."""
+    """And what a greedy draft has instead of noise is no input that is sent: it lies there, always the same."""
     engine, ran = OnnxStaticEngine(Bundle.open(tiny_draft_bundles[kind])), []
     run = engine.executor.run
     monkeypatch.setattr(
@@ -202,7 +202,7 @@ def test_a_draft_depends_on_its_root_and_on_nothing_drafted_before(
     engine.prefill(state, np.array(prompt))
     first, other, again = (single.draft(engine, state, gear, root).tokens_T for root in (9, 33, 9))
     assert not np.array_equal(first, other) and np.array_equal(again, first)
-    # The text goes on with another root than was drafted last: the row beside it is written again.
+    # The text goes on with another root than was drafted last: the row next to it is written again.
     single.draft(engine, state, gear, 9)
     single.verify(engine, state, np.array([33]), engine.bundle.trees["plain"][1])
     state.commit([0])

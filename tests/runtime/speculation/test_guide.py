@@ -48,7 +48,7 @@ class Numbers:
 
 
 def guide_at(last: int) -> Guide:
-    """Behind a prompt of three tokens, a token below ``last``, and ``last`` as the root."""
+    """After a prompt of three tokens, a token below ``last``, and ``last`` as the root."""
     guide = Guide(Numbers(last - 2, 3), 3)
     assert guide.follow([0, 0, 0, last - 1], last)
     return guide

@@ -1,4 +1,4 @@
-"""What a text says of itself: against counting by hand, and as drafts that change no token."""
+"""Drafts looked up in the text itself: against counting by hand, and as drafts that change no token."""
 
 from collections import Counter
 from dataclasses import replace
@@ -39,7 +39,7 @@ def longest_match(text: list[int]) -> int:
 
 
 def followers(text: list[int], end: list[int]) -> Counter[int]:
-    """By looking: what stands behind every occurrence of ``end``."""
+    """By looking: what stands after every occurrence of ``end``."""
     places = range(len(text) - len(end))
     return Counter(text[at + len(end)] for at in places if text[at : at + len(end)] == end)
 
@@ -70,7 +70,7 @@ def test_the_best_candidate_followed_most_often(text: list[int]) -> None:
 
 @given(TEXTS)
 def test_a_chain_goes_on_as_the_text_did(text: list[int]) -> None:
-    """Every token of a chain stood behind those before it, as long as one is proposed."""
+    """Every token of a chain stood after those before it, as long as one is proposed."""
     index = indexed(text)
     drafted = index.draft(levels(Topology.chain(5)), GREEDY, 0)[1:].tolist()
     so_far = list(text)
@@ -155,7 +155,7 @@ def test_texts_are_those_of_plain_decoding(looking: Path, temperature: float) ->
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_of_a_grammar_are_those_of_plain_decoding(looking: Path, temperature: float) -> None:
-    """What it forbids is not looked up: the text is in the prompt, behind what may not come first."""
+    """Forbidden tokens are not looked up: the text is in the prompt, after what may not come first."""
     pytest.importorskip("llguidance")
     with draftwood.open(looking) as model:
         prompt, lark = "the cat sat on the mat and the hat and", 'start: (" the cat" | " sat" | " on the mat") ~ 8'

@@ -30,7 +30,7 @@ CIRCLE = [7, 8, 9, 10, 11, 7, 8, 9, 10, 11, 7, 8]
 
 
 def told(draft: Draft) -> set[tuple[int, ...]]:
-    """The texts that a tree proposes behind its root, whatever its rows and ranks are."""
+    """The texts that a tree proposes after its root, whatever its rows and ranks are."""
     tokens, paths = draft.tokens_T.tolist(), draft.tree.paths.tolist()
     return {tuple(tokens[row] for row in dict.fromkeys(path)) for path in paths}
 
@@ -58,7 +58,7 @@ def test_scores_of_ranked_levels_are_multiplied() -> None:
 def test_a_text_says_how_often_it_goes_on_as_before() -> None:
     index = TextIndex()
     index.extend([1, 2, 3] * 3 + [1, 2])
-    # The match has eight tokens, and no token came behind one of eight so far.
+    # The match has eight tokens, and no token came after one of eight so far.
     assert index.match == 8 and index.ahead(1, Sampling(), 10) == [(3, pytest.approx(GOES_ON[4]))]
     tokens, falling = zip(*index.ahead(4, Sampling(), 10), strict=True)
     assert tokens == (3, 1, 2, 3) and list(falling) == sorted(falling, reverse=True)

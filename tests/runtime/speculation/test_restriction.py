@@ -1,4 +1,4 @@
-"""What a request restricts or biases: exact, and the same with every tree."""
+"""Restrictions and biases of a request: exact, and the same with every tree."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -28,7 +28,7 @@ def random_logits(size, seed=0, scale=3.0):
 
 
 def sorted_reference(logits_V, sampling):
-    """The same distribution by full sorts, written for reading: rank, cut, rank again, cut."""
+    """The sampler's distribution by full sorts, written for reading: rank, cut, rank again, cut."""
     weights = np.exp((logits_V.astype(np.float64) - logits_V.max()) / sampling.temperature)
     kept = np.lexsort((np.arange(logits_V.size), -logits_V))[: sampling.top_k or None]
     kept = np.sort(kept)

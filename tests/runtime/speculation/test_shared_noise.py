@@ -1,4 +1,4 @@
-"""What a draft graph is given of the noise: the rows of its positions, by the ids that it can propose."""
+"""A draft graph's part of the noise: the rows of its positions, by the ids that it can propose."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ def test_ids_are_read_from_the_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["fasteagle", "eagle3"])
 def test_shared_noise_takes_fewer_steps(tiny_draft_bundles: dict[str, Path], prompt: list[int], kind: str) -> None:
-    """The same texts from the same bundle, its draft graphs given the noise or zeros."""
+    """Texts of one bundle are equal, its draft graphs given the noise or zeros."""
     steps = {}
     for shared in (True, False):
         engine = CpuEngine(Bundle.open(tiny_draft_bundles[kind]))

@@ -1,4 +1,4 @@
-"""What befalls the machine below the server: a disk without room for logs, no file descriptors, a clock that jumps,
+"""Trouble of the machine below the server: a disk without room for logs, no file descriptors, a clock that jumps,
 readers who take nothing."""
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What a report says: the first screen's three numbers and one picture, and the blocks of every section."""
+"""The content of a report: the first screen's three numbers and one picture, and the blocks of every section."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Speed-up against the length of the text before the answer: OpenPangu-Medusa's sweep, with and without the policy.
 
-Every text is decoded plainly, by the adaptive policy, plainly again, and with every tree alone, behind one prefill.
+Every text is decoded plainly, by the adaptive policy, plainly again, and with every tree alone, after one prefill.
 Plain against plain is the noise floor; the best tree alone in hindsight gives the policy's regret.
 """
 

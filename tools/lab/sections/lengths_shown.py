@@ -1,4 +1,4 @@
-"""What `lengths` shows: speed-up, overhead and accept length against the text's length, break-even, gears, regret."""
+"""The page of `lengths`: speed-up, overhead and accept length against the text's length, break-even, gears, regret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service under clients: when it is ready, what it costs over the library, and llama.cpp's server beside it."""
+"""The service under clients: when it is ready, what it costs over the library, and llama.cpp's server besides it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _prompts(bundle: Bundle, lab: Lab, length: int, count: int) -> list[list[int
 
 
 def _library(model: draftwood.Model, prompts: Sequence[Sequence[int]], count: int) -> dict[str, Any]:
-    """The same answers from this process, one after the other."""
+    """The answers from this process, one after the other."""
     streams = []
     for ids in prompts:
         began = time.perf_counter()

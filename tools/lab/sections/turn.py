@@ -1,8 +1,8 @@
-"""Turns of conversations as they are counted: every way of a turn beside plain decoding with the same bundle.
+"""Turns of conversations as they are counted: every way of a turn besides plain decoding with the same bundle.
 
-A speed-up is over plain decoding with the same bundle, which may take its own time beside other bundles'. A text is
-decoded plainly with every bundle, but not in every round with each. So what a bundle takes beside the others is counted
-over all texts, and a text's base is the median of all its plain rounds, each brought to the bundle by that.
+A speed-up is over plain decoding with the same bundle, which may take its own time next to other bundles'. A text is
+decoded plainly with every bundle, but not in every round with each. So the time of a bundle next to the others is
+counted over all texts; a text's base is the median of all its plain rounds, each brought to the bundle by that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ways = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of one way beside plain decoding with its bundle; seconds are medians of the rounds."""
+    """One turn of one way besides plain decoding with its bundle; seconds are medians of the rounds."""
 
     key: str
     model: str
@@ -107,5 +107,5 @@ def plain_rounds(ways: Ways, factors: Mapping[str, float]) -> list[float]:
 
 
 def base_seconds(way: str, ways: Ways, factors: Mapping[str, float]) -> float:
-    """What plain decoding of the text takes with the way's bundle."""
+    """Time of plain decoding of the text with the way's bundle."""
     return factors[plain_of(way, ways)] * statistics.median(plain_rounds(ways, factors))

@@ -1,4 +1,4 @@
-"""What `turns` shows: distributions over turns, acceptance, stages, families."""
+"""The page of `turns`: distributions over turns, acceptance, stages, families."""
 
 from __future__ import annotations
 

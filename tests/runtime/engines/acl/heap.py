@@ -82,7 +82,7 @@ class Heap:
         raise Misuse(f"{what}: {count} bytes at {address:#x} lie in no {self.name} block")
 
     def left(self) -> list[str]:
-        """What is wrong at the end: blocks that nobody freed, or that were written past."""
+        """Faults at the end: blocks that nobody freed, or that were written past."""
         return [
             f"{self.name}: {b.size} bytes at {b.address:#x} {'never freed' if b.live else 'overwritten'}"
             for b in self.blocks

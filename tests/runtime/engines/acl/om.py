@@ -1,4 +1,4 @@
-"""What the stand-in takes for an ``.om`` file: the ``.air`` it was made of, with the names of its weight files."""
+"""The stand-in's form of an ``.om`` file: the ``.air`` it was made of, with the names of its weight files."""
 
 import functools
 import hashlib
@@ -100,7 +100,7 @@ def compile_bundle(folder: Path, scratch: Path) -> list[str]:
 
 
 def _finish(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
-    """What ATC does with ``--external_weight=1``: a file for each weight, named by its content."""
+    """The effect of ATC's ``--external_weight=1``: a file for each weight, named by its content."""
     graph, files = Graph.load(path), {}
     for node in graph.nodes.values():
         if node.type == "FileConstant":

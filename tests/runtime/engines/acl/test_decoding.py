@@ -71,7 +71,7 @@ def test_check_compares_it_like_a_device(compiled_bundle: Path, opened: Callable
 
 
 def calls_of_four_steps(engine, acl, gear: Gear) -> Counter[str]:
-    """How often each function was called, behind a first step."""
+    """How often each function was called, after a first step."""
     state = engine.begin(128)
     engine.start(state, np.array(PROMPT))
     engine.step([state], [gear])

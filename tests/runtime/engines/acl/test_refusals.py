@@ -1,4 +1,4 @@
-"""What can be wrong with a machine or a compiled bundle: one line, what and the way out, and nothing left open."""
+"""Faults of a machine or a compiled bundle: one line, what and the way out, and nothing left open."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""What is not there, and what a device does not take, is said in one line with the way out."""
+"""A missing part, and a graph that a device does not take, give one line with the way out."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an HTP's compiler does not take is said in one line; what it would take wrongly is given in another form."""
+"""A graph that an HTP's compiler does not take gives one line; one that it would take wrongly has another form."""
 
 import re
 from collections.abc import Callable
