@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,7 +130,7 @@ def test_answers_behind_documents_are_counted_at_their_lengths(
 
 
 def test_counts_of_other_models_are_not_added(
-    prompts: Path, tiny_bundle: Path, tiny_draft_bundles: dict[str, Path], tmp_path: Path, call: Callable[..., str]
+    prompts: Path, tiny_bundle: Path, tmp_path: Path, call: Callable[..., str]
 ) -> None:
     """Neither to a file of another drafter nor to one that does not say whose counts it holds."""
     options = ["--prompts", prompts, "--max-new-tokens", 4, "--out"]
@@ -141,7 +142,10 @@ def test_counts_of_other_models_are_not_added(
         "teacher": manifest.teacher.digest,
         "drafter": manifest.drafter.digest,
     }
-    other = tiny_draft_bundles["eagle3"]
+    other = shutil.copytree(tiny_bundle, tmp_path / "other")
+    fields = json.loads((other / "manifest.json").read_text())
+    fields["drafter"]["digest"] = "0" * 64
+    (other / "manifest.json").write_text(json.dumps(fields))
     assert "holds counts of another drafter; take another --out" in call("calibrate", other, *options, stats)
     assert stats.read_bytes() == before
     counted.models = {}
@@ -170,7 +174,7 @@ def test_refusals(
 ) -> None:
     out = ["--out", str(tmp_path / "stats.bin")]
     assert "if it is a teacher, give --drafter" in call("calibrate", tiny_teacher, *out)
-    assert "DRAFTERLESS" in call("calibrate", tiny_teacher, "--drafter", tmp_path, *out)
+    assert "no drafter; expected a folder with" in call("calibrate", tiny_teacher, "--drafter", tmp_path, *out)
     assert not (tmp_path / "stats.bin").exists()
 
 
