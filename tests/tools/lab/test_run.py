@@ -117,13 +117,13 @@ def test_a_run_does_not_go_on_with_files_that_have_changed(
 ) -> None:
     """Equal names, other content."""
     prompts, second = tmp_path / "prompts.jsonl", tmp_path / "second"
-    prompts.write_text('{"prompt": "the cat sat"}\n')
+    prompts.write_text("".join(json.dumps({"prompt": f"the cat {n}"}) + "\n" for n in range(3)))
     shutil.copytree(tiny_bundle, second)
     suite_file.write_text(re.sub('second = "[^"]*"', f'second = "{second}"', suite_file.read_text()))
     line = ["evaluate", "--suite", str(suite_file), "--out", str(tmp_path / "run"), "--sections", "lengths"]
     assert cli.main(line := [*line, "--prompts", str(prompts)]) == 0
     if replaced == "--prompts":
-        prompts.write_text('{"prompt": "the hat sat"}\n')
+        prompts.write_text(prompts.read_text().replace("cat", "hat"))
     else:
         fields = json.loads((second / "manifest.json").read_text())
         (second / "manifest.json").write_text(
