@@ -58,12 +58,12 @@ class DraftCost(ABC):
         """
 
 
-def whole_sizes(sizes: Sequence[str], usual: Sequence[int]) -> tuple[int, ...] | None:
-    """Sizes as numbers; ``usual`` are the defaults of all but the first; None if one is no number above 0."""
+def whole_sizes(sizes: Sequence[str], usual: Sequence[int], required: int = 1) -> tuple[int, ...] | None:
+    """Sizes as numbers; ``usual`` are the defaults of all after the ``required``; None if one is no number above 0."""
     numbers = [int(size) for size in sizes if size.isdecimal() and int(size)]
-    if len(numbers) != len(sizes) or not 1 <= len(numbers) <= 1 + len(usual):
+    if len(numbers) != len(sizes) or not required <= len(numbers) <= required + len(usual):
         return None
-    return (*numbers, *usual[len(numbers) - 1 :])
+    return (*numbers, *usual[len(numbers) - required :])
 
 
 def modelled_table(

@@ -244,7 +244,16 @@ def test_a_folder_of_a_cascade_is_read(tiny_teacher: Path, tiny_drafters: dict[s
         (["--device", "ascend-910b3", "--model", "nowhere"], "nowhere/config.json: no such file"),
         *(
             (["--device", "ascend-910b3", "--model", "CONFIG", "--kv", "128", "--drafter", drafter], "--drafter")
-            for drafter in ("hydra:3", "medusa", "medusa:0", "medusa:x", "eagle3:0", "eagle3:1:2", "fasteagle")
+            for drafter in (
+                "hydra:3",
+                "medusa",
+                "medusa:0",
+                "medusa:x",
+                "eagle3:0",
+                "eagle3:1:2",
+                "fasteagle",
+                "fasteagle:4:90:2",
+            )
         ),
     ],
 )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
-from draftwood.compiler.device.table import DraftCost
+from draftwood.compiler.device.table import DraftCost, whole_sizes
 from draftwood.compiler.drafters.eagle3.network import Eagle3Config
 from draftwood.compiler.teachers.config import TeacherConfig
 
@@ -51,10 +51,8 @@ class Eagle3Cost(DraftCost):
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[str], teacher: TeacherConfig) -> Eagle3Cost | None:
-        match [int(size) for size in sizes if size.isdecimal() and int(size)]:
-            case [] | [_] as found if len(found) == len(sizes):
-                return Eagle3Cost(vocabulary=(*found, teacher.vocabulary)[0])
-        return None
+        numbers = whole_sizes(sizes, (teacher.vocabulary,), required=0)
+        return None if numbers is None else Eagle3Cost(vocabulary=numbers[0])
 
     @classmethod
     def of_config(cls, config: Eagle3Config) -> Eagle3Cost:

@@ -8,9 +8,12 @@ from typing import ClassVar
 
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
-from draftwood.compiler.device.table import DraftCost
+from draftwood.compiler.device.table import DraftCost, whole_sizes
 from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.teachers.config import TeacherConfig
+
+# The sizes in which a layer may differ from the teacher's.
+_WIDTHS = ("heads", "kv_heads", "intermediate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class FastEagleCost(DraftCost):
     width: int = 16
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
-        sizes = {name: getattr(self, name) for name in ("heads", "kv_heads", "intermediate")}
+        sizes = {name: getattr(self, name) for name in _WIDTHS}
         config = replace(config, **{name: size for name, size in sizes.items() if size is not None})
         H, rows = config.hidden, self.layers + 1
         ops = [matmul("features", rows, self.states * H, H), copy("embedding", rows * H)]
@@ -43,17 +46,11 @@ class FastEagleCost(DraftCost):
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[str], teacher: TeacherConfig) -> FastEagleCost | None:
-        numbers = [int(size) for size in sizes if size.isdecimal() and int(size)]
-        if len(numbers) != len(sizes):
+        widths = len(sizes) > 2  # of the layers: three more sizes, or the teacher's
+        numbers = whole_sizes(sizes, () if widths else (teacher.vocabulary,), required=5 if widths else 1)
+        if numbers is None:
             return None
-        match numbers:
-            case [layers] | [layers, _]:
-                return FastEagleCost(layers=layers, vocabulary=(*numbers[1:], teacher.vocabulary)[0])
-            case [layers, vocabulary, heads, kv_heads, intermediate]:
-                return FastEagleCost(
-                    layers=layers, vocabulary=vocabulary, heads=heads, kv_heads=kv_heads, intermediate=intermediate
-                )
-        return None
+        return FastEagleCost(**dict(zip(("layers", "vocabulary", *_WIDTHS), numbers, strict=False)))
 
     @classmethod
     def of_config(cls, config: CachedConfig) -> FastEagleCost:
