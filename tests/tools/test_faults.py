@@ -1,18 +1,22 @@
 """Faults in a draft's inputs are told from correct inputs, which are never taken for faults."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.rounding import TOLERANCE
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import TeacherOutput
 from draftwood.tools.comparison.batches import DRAFT_FAULT, FAULT, compare_texts
 from draftwood.tools.comparison.compare import Comparison, Pair, compare_drafts
-from draftwood.tools.comparison.faults import Control, draft_controls, drafted
+from draftwood.tools.comparison.faults import Control, Steps, controls, draft_controls, drafted
 from draftwood.tools.reference.eager import EagerEngine
 
 PROMPT = np.random.default_rng(3).integers(2, 300, 40)
@@ -30,6 +34,29 @@ def test_faults_of_a_draft_are_caught(kind: str, opened: type[Engine], tiny_bund
         assert set(found) == (wanted if gear.draft else set()) and all(c.caught for c in found.values())
         if gear.draft:
             assert all(one.ok for one in compare_drafts(pair, gear, [drafted(pair, gear, PROMPT, 7)]))
+
+
+@pytest.mark.parametrize("opened", [CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])
+def test_a_prompt_is_read_once_for_all_faults(
+    opened: type[Engine], tiny_bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No fault leaves anything to the next: after all of them the right tree and the right commit pass."""
+    bundle, reads = Bundle.open(tiny_bundles["medusa"]), list[int]()
+    pair = Pair("cpu", EagerEngine(bundle), opened(bundle), TOLERANCE)
+    gear = next(gear for gear in bundle.manifest.gears if bundle.trees[gear.tree][1].rows > 3)
+    tree, append = bundle.trees[gear.tree][1], EagerEngine.append
+    path = tree.paths[-1, : tree.depths[-1] + 1].tolist()
+
+    def counted(engine: EagerEngine, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
+        reads.append(len(chunk_n))
+        return append(engine, state, chunk_n)
+
+    monkeypatch.setattr(EagerEngine, "append", counted)
+    assert all(one.caught for one in controls(pair, gear, PROMPT)) and reads == [len(PROMPT)]
+    steps = Steps(pair, gear, PROMPT, tree)
+    assert any(not one.ok for one in steps.commit(path, path, drop=True))
+    assert any(not one.ok for one in steps.tree(replace(tree, depths=tree.depths + (tree.depths > 0))))
+    assert all(one.ok for one in [*steps.tree(tree), *steps.commit(path, path)])
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])

@@ -149,12 +149,15 @@ def tree_of(engine: Engine, gear: Gear, prompt: NDArray[np.int64]) -> TreeBuffer
 
 class Steps:
     """One tree step after a prompt, and one after its commit: the reference's as they should be, and the engine's
-    with something wrong."""
+    with something wrong. The prompt is read once, and every fault begins at its end."""
 
     def __init__(self, pair: Pair, gear: Gear, prompt: NDArray[np.int64], tree: TreeBuffers) -> None:
-        self.pair, self.gear, self.right, self._prompt = pair, gear, tree, prompt
+        self.pair, self.gear, self.right, self._length = pair, gear, tree, len(prompt)
         vocabulary = pair.reference.bundle.manifest.dims.vocabulary
         self._tokens_T = np.random.default_rng(0).integers(0, vocabulary, tree.rows)
+        self._states = [engine.begin(gear.slots) for engine in pair.in_turn]
+        for engine, state in zip(pair.in_turn, self._states, strict=True):
+            engine.prefill(state, prompt)
 
     def tree(self, wrong: TreeBuffers) -> list[Comparison]:
         """The faults of a tree step."""
@@ -173,10 +176,9 @@ class Steps:
         return self._verified(states, (plain, plain))
 
     def _begun(self) -> list[SequenceState]:
-        states = [engine.begin(self.gear.slots) for engine in self.pair.in_turn]
-        for engine, state in zip(self.pair.in_turn, states, strict=True):
-            engine.prefill(state, self._prompt)
-        return states
+        for state in self._states:
+            state.rollback(self._length)
+        return self._states
 
     def _verified(self, states: list[SequenceState], trees: tuple[TreeBuffers, TreeBuffers]) -> list[Comparison]:
         got, want = (
