@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from draftwood.compiler.drafters.registry import open_drafter
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.tuned import tuned_times
@@ -23,7 +25,14 @@ def model(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     save_gguf(tiny_teacher, path, "Q4_1")
     monkeypatch.setattr(fetch, "model", lambda: path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name, value in (("SLOTS", 512), ("PREFILL_ROWS", (32,)), ("SEQUENCES", 2)):
+    lookups = "lookup:chain:3,lookup:chain:7"
+    for name, value in (
+        ("SLOTS", 512),
+        ("PREFILL_ROWS", (32,)),
+        ("SEQUENCES", 2),
+        ("DRAFTER", None),
+        ("TREES", lookups),
+    ):
         monkeypatch.setattr(language_model, name, value)
     for name, value in (("TUNE_SECONDS", 0.1), ("NEW_TOKENS", 16)):
         monkeypatch.setattr(command, name, value)
@@ -59,9 +68,24 @@ def test_its_name_is_the_model_where_one_is_asked_for(
     device = ["profile", "--device", "ascend-910b3", "--rows", "1,4", "--kv", "128"]
     assert main([*device, "--model", "demo", "--out", str(table)]) == 0
     assert json.loads(table.read_text())["teacher"]["name"] == "model.gguf"
-    assert main(["build", "--model", "demo", "--drafter", "demo-eagle3", "--out", str(tmp_path / "b")]) == 2
-    assert "demo-eagle3: no drafter; expected a folder" in capsys.readouterr().err
+    assert main(["build", "--model", "demo", "--drafter", "demo-eagle4", "--out", str(tmp_path / "b")]) == 2
+    assert "demo-eagle4: no drafter; expected a folder" in capsys.readouterr().err
     # A folder of that name is a folder.
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)
     assert demo.resolve("demo") == demo.bundle("demo") == Path("demo")
+
+
+def test_the_drafter_that_is_shipped_is_smollm2s(tmp_path: Path) -> None:
+    """SmolLM2's sizes stand here, since its file is not at hand."""
+    sizes = {
+        "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "max_position_embeddings": 8192,
+        "rope_theta": 1e5, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **sizes}))
+    folder = demo.resolve("demo-eagle3")
+    drafter = open_drafter(folder, Checkpoint.describe(tmp_path))
+    assert drafter.model.kind == "eagle3" and len(drafter.checkpoint.ids) == 8192
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 12_000_000
+    assert folder == language_model.DRAFTER

@@ -16,7 +16,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.compiler.bundle.binding import bind
     from draftwood.tools.demo import resolve
 
-    manifest = bind(args.bundle, resolve(args.model), Path(args.drafter) if args.drafter else None)
+    manifest = bind(args.bundle, resolve(args.model), resolve(args.drafter) if args.drafter else None)
     npu = manifest.graph_set("ge")
     assert npu is not None, "weights were bound to it"
     path = args.bundle / npu.weights

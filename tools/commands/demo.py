@@ -1,4 +1,4 @@
-"""``draftwood demo``: SmolLM2 with trees that are looked up in the text, the way a user goes.
+"""``draftwood demo``: SmolLM2 with its EAGLE-3 layer and drafts looked up in the text, the way a user goes.
 
 It builds a bundle, times its gears on this machine as `tune` does, tries them on two questions, and asks twelve others:
 by plain decoding, by the fixed tree that was fastest, and by the default policy.
@@ -50,7 +50,9 @@ def main(args: argparse.Namespace) -> int:
     folder = _cache_folder(request)
     if not args.json:
         print(f"model: SmolLM2-135M-Instruct, {request.model.name}, its four bits as they are")
-        print("plan: plain decoding, and trees that copy 3 or 7 tokens from where the text had its last ones before\n")
+        print("drafter: demo-eagle3, one layer that was trained for it, in eight bits")
+        print("plan: plain decoding, chains that the drafter drafts, and chains that copy from where the text had its")
+        print("last tokens before\n")
     built = _built(folder, lambda: draftwood.build(request, folder, progress=lambda what: _say(f"building {what}")))
     share_threads()
     bundle = Bundle.open(folder)
@@ -82,8 +84,9 @@ def _cache_folder(request: BuildRequest) -> Path:
     digest = hashlib.sha256(f"{__version__} {SCHEMA_VERSION} {request!r}".encode())
     package = demo.FOLDER.parents[1]
     code = (path for folder in ("trees", "kernels", "compiler") for path in (package / folder).rglob("*"))
-    for path in sorted([request.model, *code]):
-        if path.suffix in (".gguf", ".json", ".py"):
+    drafter = request.drafter.iterdir() if request.drafter else ()
+    for path in sorted([request.model, *drafter, *code]):
+        if path.suffix in (".gguf", ".json", ".py", ".safetensors"):
             digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
     return cache_home() / "draftwood" / f"{demo.KEPT}-{digest.hexdigest()[:16]}"
 

@@ -10,6 +10,8 @@ from draftwood.files import cache_home
 FOLDER = Path(__file__).parent
 # SmolLM2 where a model is asked for, and the bundle that ``draftwood demo`` built of it where a bundle is.
 NAME = "demo"
+# Drafters of SmolLM2 that are shipped (their model card is beside them).
+DRAFTERS = {f"{NAME}-{path.parent.name}": path.parent for path in sorted(FOLDER.glob("*/config.json"))}
 # What the folders of its bundles are named by, in the user's cache.
 KEPT = "demo-smollm2"
 # Configurations without weights: "shape:llama-3.1-8b".
@@ -17,8 +19,8 @@ SHAPES = {f"shape:{path.parent.name}": path.parent for path in sorted((FOLDER.pa
 
 
 def resolve(name: str) -> Path:
-    """The file of ``demo``, which is downloaded the first time, or the folder of a shape; anything else, and a folder
-    of that name, is taken as a path.
+    """The file of ``demo``, which is downloaded the first time, or the folder of one of its drafters or of a shape;
+    anything else, and a folder of that name, is taken as a path.
 
     Raises:
         RequestError: a shape that is not shipped, or a model that cannot be downloaded.
@@ -29,6 +31,8 @@ def resolve(name: str) -> Path:
         return fetch.model()
     if name.startswith("shape:") and name not in SHAPES:
         raise RequestError(f"{name}: no such shape; expected {', '.join(SHAPES)}")
+    if name in DRAFTERS and not Path(name).is_dir():
+        return DRAFTERS[name]
     return SHAPES.get(name, Path(name))
 
 

@@ -1,18 +1,20 @@
-"""The demo on a language model that people use: SmolLM2, its file's own four bits, trees looked up in the text."""
+"""The demo on a language model that people use: SmolLM2 in its file's own four bits, with its EAGLE-3 layer."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftwood.tools import demo
 from draftwood.tools.demo import fetch
-from draftwood.trees.spec import LOOKUPS, parse_specs
+from draftwood.trees.spec import parse_specs
 
 if TYPE_CHECKING:
     from draftwood.compiler.bundle.request import BuildRequest
 
-# Rows of the trees: copies of 3 and of 7 tokens.
-ROWS = (4, 8)
+DRAFTER: Path | None = demo.FOLDER / "eagle3"
+# Drafted by the layer, and copied from the text.
+TREES = "chain:1,chain:2,chain:3,lookup:chain:3,lookup:chain:7"
 SLOTS, PREFILL_ROWS, SEQUENCES = 1024, (128,), 8
 # Twelve questions that a person would ask; one conversation has a second turn.
 QUESTIONS = demo.FOLDER / "questions.jsonl"
@@ -35,8 +37,9 @@ def request() -> BuildRequest:
 
     return draftwood.BuildRequest(
         model=fetch.model(),
-        drafter=None,
-        trees=tuple(parse_specs(",".join(LOOKUPS[rows] for rows in ROWS))),
+        drafter=DRAFTER,
+        int8_drafter=DRAFTER is not None,
+        trees=tuple(parse_specs(TREES)),
         slots=(SLOTS,),
         prefill_rows=PREFILL_ROWS,
         precision="nbits",
