@@ -34,7 +34,7 @@ def pair(request: Any, tmp_path: Path, save_llama: Callable, save_pangu: Callabl
 
 
 def test_states_and_steps_are_those_of_transformers(pair: tuple[FrozenTeacher, Any]) -> None:
-    """Whole texts; and the same texts in two steps over caches, of unlike length, padded on the left."""
+    """Whole texts; and the same in two steps over caches, of unlike length, padded on the left, with their states."""
     teacher, model = pair
     ids = torch.randint(0, 101, (TEXTS, LENGTH), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -50,10 +50,13 @@ def test_states_and_steps_are_those_of_transformers(pair: tuple[FrozenTeacher, A
         fed[text, LENGTH - 1 - length :], seen[text, LENGTH - 1 - length :] = ids[text, :length], True
     caches = TextCaches(teacher, TEXTS, LENGTH)
     position = (seen[:, :-1].cumsum(1) - 1).clamp(min=0)
-    whole = teacher.step(fed, position, caches, seen[:, :-1])
-    torch.testing.assert_close(whole, out.logits[torch.arange(TEXTS), lengths - 1], **CLOSE)
+    logits, fed_states = teacher.step(fed, position, caches, seen[:, :-1], (0, 1))
+    torch.testing.assert_close(logits, out.logits[torch.arange(TEXTS), lengths - 1], **CLOSE)
+    for text, length in enumerate(lengths):  # the states of what was fed, those of a shorter text on the right
+        of_text = torch.cat([out.hidden_states[layer][text, :length] for layer in (-1, 0, 1)], -1)
+        torch.testing.assert_close(fed_states[text, LENGTH - 1 - length :], of_text, **CLOSE)
     caches.keep(torch.tensor([2, 0]))
-    last = teacher.step(ids[[2, 0], lengths[[2, 0]]][:, None], lengths[[2, 0], None], caches, seen[[2, 0]])
+    last, _ = teacher.step(ids[[2, 0], lengths[[2, 0]]][:, None], lengths[[2, 0], None], caches, seen[[2, 0]])
     torch.testing.assert_close(last, out.logits[[2, 0], lengths[[2, 0]]], **CLOSE)
 
 
