@@ -25,7 +25,7 @@ from draftwood.runtime.engines.sessions import share_threads  # noqa: E402
 
 hide_torch_npu()
 
-# What is remembered of opened bundles is remembered besides the tests' own files, not in a home.
+# What is remembered of opened bundles is remembered next to the tests' own files, not in a home.
 _cache = tempfile.TemporaryDirectory(prefix="draftwood-tests-")
 os.environ["XDG_CACHE_HOME"] = _cache.name
 os.environ["PIP_NO_INDEX"] = "1"  # the demo's model is never downloaded by a test

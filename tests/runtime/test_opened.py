@@ -216,7 +216,7 @@ def test_asyncio_twins_share_launches(
 def test_a_text_fails_alone(
     model: OpenedBundle, prompt: list[int], plain_texts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits of one text that are no numbers end that text; those besides it go on and are what they are."""
+    """Logits of one text that are no numbers end that text; those next to it go on and are what they are."""
     engine = CpuEngine(model.bundle, 1)
     shared = OpenedBundle(model.bundle, engine)
     honest, bad = engine.verify, set[int]()

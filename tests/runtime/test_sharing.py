@@ -75,7 +75,7 @@ def free(model: OpenedBundle) -> bool:
 
 @pytest.mark.parametrize("others", [1, 4, 7])
 def test_a_long_prompt_holds_a_text_up_by_one_launch_of_it(engine: Counting, others: int) -> None:
-    """Of 200 tokens in 25 launches, besides texts that run: between two steps of each at most one launch of the prompt,
+    """Of 200 tokens in 25 launches, next to texts that run: between two steps of each at most one launch of the prompt,
     and the steps of the others, as many a launch as there are places."""
     model = opened(engine)
     streams = [model.stream(ids(n, 5), max_new_tokens=200, ignore_eos=True, policy="plain") for n in range(others)]
@@ -99,7 +99,7 @@ def test_a_long_prompt_holds_a_text_up_by_one_launch_of_it(engine: Counting, oth
     engine.before = all_wait
     with ThreadPoolExecutor(others + 1) as threads:
         running = [threads.submit(run, *one) for one in zip(streams, begun, strict=True)]
-        # All of them: a thread that starts late would read its own prompt besides the long one.
+        # All of them: a thread that starts late would read its own prompt next to the long one.
         assert all(runs.wait(SECONDS) for runs in begun)
         threads.submit(model.generate, ids(99, 200), max_new_tokens=1).result(SECONDS)
         long = [n for n, (kind, _) in enumerate(engine.launches) if kind == "prompt"][-25:]

@@ -171,7 +171,7 @@ def distill(
     if min(rows, new_tokens, batch) < 1:
         raise RequestError(f"rows {rows}, new tokens {new_tokens}, batch {batch}: expected 1 or more of each")
     settings = {
-        "version": __version__, "teacher": checkpoint.digest(), "corpus": _digest(corpus), "own": own,
+        "version": __version__, "teacher": (digest := checkpoint.digest()), "corpus": _digest(corpus), "own": own,
         "new_tokens": new_tokens, "batch": batch, "seed": seed, "shard_rows": shard_rows,
         "ends": list(checkpoint.config.eos), "temperatures": list(temperatures),
     }  # fmt: skip
@@ -193,7 +193,7 @@ def distill(
         progress.shard = shard
         write_shard(
             model(), prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch, temperatures,
-            progress.told, Writing(model(), out / FOLDER, LARGEST[device.type]),
+            progress.told, Writing(model(), digest, out / FOLDER, LARGEST[device.type]),
         )  # fmt: skip
         progress.whole()
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +54,9 @@ def usual_aux(model: FrozenTeacher, aux: tuple[int, ...] = ()) -> tuple[int, ...
 class Writing:
     """Takes the states of a shard's texts while the teacher writes them."""
 
-    def __init__(self, model: FrozenTeacher, folder: Path, largest: int) -> None:
-        """``largest`` is the most bytes that all files of the folder may take."""
-        self.folder, self.teacher = folder, model.checkpoint.digest()
-        self.aux = usual_aux(model)
+    def __init__(self, model: FrozenTeacher, teacher: str, folder: Path, largest: int) -> None:
+        """``teacher`` is the model's digest; ``largest`` is the most bytes that all files of the folder may take."""
+        self.folder, self.teacher, self.aux = folder, teacher, usual_aux(model) if largest else ()
         self.left = largest - sum(path.stat().st_size for path in folder.glob("states-*.npy"))
         self.text_parts: dict[int, list[np.ndarray]] = {}
 
@@ -77,33 +76,27 @@ class Writing:
         if self.left > 0 and len(texts):
             path = path_of_states(self.folder, self.teacher, self.aux, lengths, tokens_N)
             width = self.text_parts[texts[0]][0].shape[1]
-            with _opened(path, (len(tokens_N), width)) as file:
+            with _opened(path, (len(tokens_N), width)) as states_NA:
                 at = 0
                 for text, length in zip(texts, lengths, strict=True):
                     states_TA = np.concatenate(self.text_parts[text])[: length - 1]
-                    file.states_NA[at : at + len(states_TA)] = states_TA
+                    states_NA[at : at + len(states_TA)] = states_TA
                     at += length
         self.text_parts = {}
 
 
-class _opened:
+@contextmanager
+def _opened(path: Path, shape: tuple[int, int]) -> Iterator[np.ndarray]:
     """A new file of states, uint16 [N, A] of zeros to fill in, which takes its place when it is whole."""
-
-    def __init__(self, path: Path, shape: tuple[int, int]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.part = path, path.with_suffix(f".{os.getpid()}.part")  # two trainings may fill one folder
-        self.states_NA = np.lib.format.open_memmap(self.part, mode="w+", dtype=np.uint16, shape=shape)
-
-    def __enter__(self) -> _opened:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.states_NA.flush()
-        del self.states_NA
-        if kind is None:
-            self.part.replace(self.path)
-        else:
-            self.part.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")  # two trainings may fill one folder at once
+    states_NA = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint16, shape=shape)
+    try:
+        yield states_NA
+        states_NA.flush()
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 class States:
@@ -155,12 +148,12 @@ class States:
 
     def _write(self, shard: int, path: Path) -> None:
         lengths, text_W = self.texts.index_W["length"], self._texts(shard)
-        with _opened(path, (int(lengths[text_W].sum()), self.width)) as file:
+        with _opened(path, (int(lengths[text_W].sum()), self.width)) as states_NA:
             for text_B in by_length(lengths, text_W, _BATCH):
                 states_BSA = self._computed(text_B).cpu().view(torch.uint16).numpy()
                 for row, text in enumerate(text_B):
                     at = self.first_W[text] - self.first_W[text_W[0]]
-                    file.states_NA[at : at + lengths[text]] = states_BSA[row, : lengths[text]]
+                    states_NA[at : at + lengths[text]] = states_BSA[row, : lengths[text]]
 
     def batch(self, text_B: np.ndarray) -> Batch:
         """The texts with their states, on the teacher's device."""

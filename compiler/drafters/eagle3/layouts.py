@@ -1,6 +1,6 @@
 """The published layouts of EAGLE-3 drafters: the writer of a folder, and the spelling of its keys.
 
-``architectures`` names the writer. Writers differ in the meaning of a layer id and instead of a flag. The keys
+``architectures`` names the writer. Writers differ in the meaning of a layer id and in where a flag stands. The keys
 themselves tell their spelling, since every reader accepts either spelling of the first block:
 
 =============  ====================================  ====================================  ===================

@@ -1,4 +1,4 @@
-"""Several texts in one launch: every text is its own plain text, whoever is besides it."""
+"""Several texts in one launch: every text is its own plain text, whoever is next to it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_texts_that_come_and_go_are_plain_texts(
         going = [text for text in going if not text.finished]
     for text, plain in zip(texts, alone[temperature], strict=True):
         assert ended(text).token_ids == plain
-    assert {1, 3} <= sizes  # also an odd number, besides a place that nobody has
+    assert {1, 3} <= sizes  # also an odd number, next to a place that nobody has
 
 
 def test_a_launch_takes_the_smallest_graph_with_room(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:

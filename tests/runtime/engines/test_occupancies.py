@@ -83,7 +83,7 @@ def decodings(engine: CpuEngine, count: int, names: Sequence[str]) -> list[Decod
 @pytest.mark.parametrize("kind", KINDS)
 def test_five_to_eight_texts_that_come_and_go_are_plain_texts(crowded: Callable[[str], CpuEngine], kind: str) -> None:
     """Greedy and sampled, plain and drafted in one launch; at nearly every step one joins or leaves. Three in a graph
-    of four, and five to seven in one of eight, have places besides them that nobody has."""
+    of four, and five to seven in one of eight, have places next to them that nobody has."""
     engine = crowded(kind)
     gears = [gear.name for gear in engine.bundle.manifest.gears]
     alone = [text.run().token_ids for text in decodings(engine, 14, ["plain"])]

@@ -1,4 +1,4 @@
-"""The service under clients: when it is ready, what it costs over the library, and llama.cpp's server besides it."""
+"""The service under clients: when it is ready, what it costs over the library, and llama.cpp's server next to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns of conversations as they are counted: every way of a turn besides plain decoding with the same bundle.
+"""Turns of conversations as they are counted: every way of a turn next to plain decoding with the same bundle.
 
 A speed-up is over plain decoding with the same bundle, which may take its own time next to other bundles'. A text is
 decoded plainly with every bundle, but not in every round with each. So the time of a bundle next to the others is
@@ -23,7 +23,7 @@ Ways = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of one way besides plain decoding with its bundle; seconds are medians of the rounds."""
+    """One turn of one way next to plain decoding with its bundle; seconds are medians of the rounds."""
 
     key: str
     model: str

@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def compiled(bundle: Path, folder: Path) -> Path:
-    """A copy of a bundle, with ``.om`` files, and besides it the lines that ATC was called with."""
+    """A copy of a bundle, with ``.om`` files, and next to it the lines that ATC was called with."""
     from .om import compile_bundle
 
     copy = Path(shutil.copytree(bundle, folder / "compiled"))

@@ -1,4 +1,4 @@
-"""The tiny bundles through Qualcomm's compiler, run by its emulator, each besides eager PyTorch.
+"""The tiny bundles through Qualcomm's compiler, run by its emulator, each next to eager PyTorch.
 
 The tests are several files, for a file is what one process of the suite runs.
 """
