@@ -5,8 +5,8 @@
     with draftwood.open("bundle") as model:
         print(model.generate("Once upon a time", max_new_tokens=64).text)
 
-The folders of the repository are the packages of this namespace, and imports run one way:
-``trees`` < ``kernels`` < ``compiler``; ``runtime`` needs neither ``compiler`` nor torch; ``tools`` uses all.
+The folders of the repository are the packages of this namespace. Imports run one way: ``trees`` < ``kernels`` <
+``compiler``. ``runtime`` needs neither ``compiler`` nor torch; ``tools`` uses all.
 """
 
 from __future__ import annotations

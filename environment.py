@@ -51,8 +51,8 @@ def cann_folder() -> Path | None:
 def cann_available() -> bool:
     """Whether torch_npu would find CANN's libraries; never raises.
 
-    Without a library path they are taken from ``ASCEND_HOME_PATH``, all of them: a library that is loaded
-    already satisfies those that are linked with its name, so torch_npu then loads too.
+    Without a library path all of them are taken from ``ASCEND_HOME_PATH``. A loaded library satisfies those that are
+    linked with its name, so torch_npu then loads too.
     """
     if _loads(CANN_LIBRARIES[0]):
         return True

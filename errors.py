@@ -24,8 +24,8 @@ class DraftwoodError(Exception):
 class UserError(DraftwoodError):
     """The input cannot be used as it is; the message is one line that says how to mend it.
 
-    What it quotes of the input cannot break the line, steer a terminal or fill a screen: control characters are
-    shown as escapes, and the middle of a long message is left out.
+    Its quotes of the input cannot break the line, steer a terminal or fill a screen. Control characters are shown as
+    escapes, and the middle of a long message is left out.
     """
 
     def __str__(self) -> str:

@@ -123,8 +123,8 @@ class GraphSignature(StepSignature, frozen=True, kw_only=True):
 class Tree(_Struct, frozen=True):
     """A draft tree: ``file`` holds its rank paths and the tensorized buffers.
 
-    A budget tree has no file, since the drafter chooses its shape at every step: M = ``rows`` - 1 nodes, of at most
-    ``depth``, grown by ``width`` candidates a node.
+    A budget tree has no file, since the drafter chooses its shape at every step. It has M = ``rows`` - 1 nodes, of at
+    most ``depth``, grown by ``width`` candidates a node.
     """
 
     name: Name
@@ -309,8 +309,8 @@ def texts_accept_name(draws: str, texts: int, rows: int) -> str:
 
 
 def texts_signature(one: StepSignature, texts: int) -> StepSignature:
-    """The signature for so many texts at once, from that for one: every text has inputs and outputs of its own,
-    the caches of all come last, and logits, choices and features of a step are those of all rows together."""
+    """The signature for so many texts at once, made from that for one. Every text has its own inputs and outputs, and
+    the caches of all come last. Logits, choices and features of a step are those of all rows together."""
     names = [str(text) for text in range(texts)]
     together = [spec for spec in one.outputs if one.kind == "step" and spec.name in TEACHER_RESULTS]
 

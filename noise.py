@@ -1,18 +1,18 @@
 """The noise that drafter and teacher share: one standard Gumbel number for every seed, absolute position and token id.
 
 The teacher's token at a position is the argmax of ``log p(token) / T + G(seed, position, token)``, which draws from p
-(Gumbel, 1954); a drafter that ranks by ``log q(token) / T + G`` with the same G proposes what the teacher will draw
-wherever q is near p (Daliri et al., 2024, arXiv 2408.07978). The text for a seed is the same whoever drafts.
+(Gumbel, 1954). A drafter that ranks by ``log q(token) / T + G`` with the same G proposes the teacher's draw wherever q
+is near p (Daliri et al., 2024, arXiv 2408.07978). The text for a seed is the same whoever drafts.
 
-G = -log E, and the E of the tokens at a position are independent standard exponentials, made in two levels: ids stand
-in blocks of 64; the least E of a block is an exponential over 64, at one id of it; every other E of the block is that
-plus an exponential of its own, for exponentials forget. So a block whose least E and best logit cannot win is never
-opened, and E goes down to 2^-39: G is cut off at 27, by which the law of a draw among V tokens is off by V e^-27.
+G = -log E, and the E of the tokens at a position are independent standard exponentials. They are made in two levels,
+over blocks of 64 ids. The least E of a block is an exponential over 64, at one id of it. Every other E of the block is
+that plus its own exponential, because exponentials have no memory. So a block whose least E and best logit cannot win
+is never opened. E goes down to 2^-39, which cuts G off at 27: the law of a draw among V tokens is off by V e^-27.
 
 The numbers come from a cipher of the id under a key of the position: a Feistel network over two halves of 16 bits.
-Philox, whose stream numpy promises, makes the key of seed and position on the host. What is done for an id are
-additions, products, shifts right and masks of non-negative numbers below 2^31, so int32 of any machine gives the same
-bits, with floor division and remainder instead of shift and mask, too.
+Philox, whose stream numpy promises, makes the key of seed and position on the host. The work for an id is additions,
+products, shifts right and masks of non-negative numbers below 2^31. So int32 of any machine gives the same bits, also
+with floor division and remainder instead of shift and mask.
 
 Shape suffixes: n ids, V vocabulary, B blocks, L ids of a block, I positions.
 """
@@ -73,8 +73,8 @@ def rounds(upper: Any, lower: Any, key: Key) -> tuple[Any, Any]:
     """The cipher: halves of ids to halves of numbers that are uniform in [0, 2^32), upper and lower.
 
     Any arrays of 32 or 64 bits with Python's operators will do, numpy's and torch's among them. With y below 2^16 both
-    factors are within 2^15 + 2^13 of 0 and differ by less than 2^13, so the product is above -2^24, and with what is
-    added it is below 2^31 and not negative.
+    factors are within 2^15 + 2^13 of 0 and differ by less than 2^13. So the product is above -2^24; with the added
+    number it is below 2^31 and not negative.
     """
     for first, second, added in zip(*key, strict=True):
         mixed = lower + first

@@ -75,8 +75,8 @@ def named_gears(shapes: Iterable[tuple[tuple[str, ...], int]]) -> tuple[Gear, ..
 
 
 class LengthEase(_Struct, frozen=True):
-    """How much easier texts that begin after ``tokens`` tokens and more, up to the next entry's, are to draft than any
-    text: log-odds that are added to every level's chance; below 0 they are harder."""
+    """How much easier to draft a text is that begins after ``tokens`` tokens or more, up to the next entry's, than any
+    text. The log-odds are added to every level's chance; below 0 such texts are harder."""
 
     tokens: int
     ease: float
@@ -85,9 +85,9 @@ class LengthEase(_Struct, frozen=True):
 class Prior(_Struct, frozen=True):
     """The counts of one sampling class.
 
-    ``confidence`` is the share of steps in each confidence class; ``reached``, of each tree and in each class, the
-    share of steps that come to each level; ``first`` that of the drafter's best first candidate, from which trees are
-    judged that were not counted; ``lengths`` ascend, and are empty where lengths were not counted apart.
+    ``confidence`` is the share of steps in each confidence class. ``reached``, of each tree and in each class, is the
+    share of steps that come to each level. ``first`` is that of the drafter's best first candidate; trees that were not
+    counted are judged from it. ``lengths`` ascend, and are empty if lengths were not counted apart.
 
     Raises:
         ValueError: shares that are none, or lengths that do not ascend.

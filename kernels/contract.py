@@ -1,9 +1,9 @@
 """Operator contracts, and their registration as operators of this process.
 
-A contract holds the schema exactly as torch_npu registers it, and the forms that replace the NPU kernel: an eager
-reference, a fake for tracing, and an ONNX form. If torch_npu is loaded (an NPU host with CANN), its operator runs on
-the device. Elsewhere ours is registered under the same name, so one traced program serves both. torch_npu has kernels
-for its device only, so the reference also computes CPU tensors on an NPU host.
+A contract holds the schema exactly as torch_npu registers it. It also holds the forms that replace the NPU kernel: an
+eager reference, a fake for tracing, and an ONNX form. If torch_npu is loaded (an NPU host with CANN), its operator runs
+on the device. Elsewhere ours is registered under the same name, so one traced program serves both. torch_npu has
+kernels for its device only, so the reference also computes CPU tensors on an NPU host.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class Asked(TypedDict, total=False):
     logprobs: int | None
     # Special tokens, as the vocabulary spells them, that stand in the text; others leave nothing there.
     shown: Sequence[str]
-    # What the text has to be: a JSON schema as an object, or a grammar in Lark's or GBNF's syntax; or one that has been
-    # compiled in a process of its own.
+    # The form of the text: a JSON schema as an object, a grammar in Lark's or GBNF's syntax, or a grammar that has been
+    # compiled in its own process.
     grammar: Grammar | ApartGrammar | None
     # Token ids that alone may come; texts that may not; tokens before which no end counts; by token id, what is added
     # to its logit (`draftwood.runtime.speculation.restriction.Wishes`).
@@ -138,9 +138,9 @@ class Result:
 class Decoding:
     """One text being decoded; iterating yields pieces of text as they become final (empty without tokenizer).
 
-    With ``sharing`` it waits for room, and takes its steps in launches with other texts; it is there from the first
-    piece that is asked for, which is empty and comes once there is room, until it has ended, or until the iterator or
-    the stream is closed.
+    With ``sharing`` it waits for room, and takes its steps in launches with other texts. It is there from the first
+    piece that is asked for, which is empty and comes once there is room. It stays until it has ended, or until the
+    iterator or the stream is closed.
 
     ``result`` is set when the iteration has ended.
     """

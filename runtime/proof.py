@@ -1,11 +1,11 @@
 """The quick proof of a first opening: every gear decodes one step, and it must be what plain decoding says.
 
-A tree whose last row's path carries the plain text, and other tokens everywhere else, must be accepted along that
-path and no further, with the logits and caches of plain decoding; the step after it reads what the commit moved. So a
-mask, a position or a write that is wrong shows at once, whatever the drafter proposes. A prompt must give the same
-through every graph that reads prompts. How far rounding may move logits, and the caches layer by layer, is measured on
-the engine (`draftwood.runtime.rounding`): in the first layers it moves little, however deep a model is.
-``draftwood check`` proves more, and says what differs.
+It verifies a tree whose last row's path carries the plain text, with other tokens everywhere else. The tree must be
+accepted along that path and no further, with the logits and caches of plain decoding. The step after it reads the rows
+that the commit moved. So a mask, a position or a write that is wrong shows at once, whatever the drafter proposes. A
+prompt must give the same through every graph that reads prompts. The engine itself shows how far rounding may move
+logits, and the caches layer by layer (`draftwood.runtime.rounding`). In the first layers it moves little, however deep
+a model is. ``draftwood check`` proves more, and says what differs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SINGLE_TOKENS = 32
 
 
 class PlainText(NamedTuple):
-    """The result of plain decoding after the prompt: tokens, the root first, and where the engine shows them the logits
-    that each next one was drawn from, and the rows of every cache."""
+    """The result of plain decoding after the prompt: the tokens, the root first, and the rows of every cache. If the
+    engine shows them, also the logits that each next token was drawn from."""
 
     tokens: list[int]
     logits_nV: NDArray[np.float32] | None

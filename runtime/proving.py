@@ -1,7 +1,7 @@
 """Where the quick proof of a first opening runs: in a process of its own, or in this one.
 
-A graph that was changed inside can end its process from within onnxruntime (a division by zero in an operator's shape
-arithmetic is a signal, not an exception), and a program that opens a bundle must survive that with one clear line.
+A graph that was changed inside can end its process from within onnxruntime: a division by zero in an operator's shape
+arithmetic is a signal, not an exception. A program that opens a bundle must survive that with one clear line.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Texts that share an engine: who is admitted, whose prompt is read, and whose steps are one launch.
 
-There is no thread for it. Threads that each want something for a text of their own put it into a queue; who finds
-nobody at work does the next launch for all whom it serves, and those who come meanwhile are served by a later one.
+There is no thread for it. A thread that wants something for its text puts it into a queue. If nobody is at work, it
+does the next launch for all whom that serves. Threads that come meanwhile are served by a later launch.
 
 * A launch is either one launch of one prompt or a step of as many texts as the engine takes. They take turns, and both
-  queues go by who has waited longest. So a text that asks for a step waits for at most what runs as it asks, one launch
-  of a prompt, and the steps of those who asked before it, as many a launch as there are places.
+  queues go by who has waited longest. So a text that asks for a step waits for at most three things: the running
+  launch, one launch of a prompt, and the steps of those who asked before it, as many a launch as there are places.
 * A text is admitted when the budget has room for its caches at its end (`draftwood.runtime.caches`); who waits for
   room is admitted in the order of asking. Who comes when as many as may wait do is refused at once.
 * Who is not iterated over does not wait for a launch: a slow reader delays nobody. His caches count until he ends.
@@ -30,8 +30,8 @@ from draftwood.runtime.policy import Asking, gears_for
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Outcome
 
-# Seconds that a launch of steps waits at most for the texts of the last one, whose threads are on their way back:
-# without it one thread would always be first, and alone. Who comes later is waited for no more until he is there again.
+# Seconds that a launch of steps waits at most for the texts of the last one, whose threads are on their way back.
+# Without it one thread would always be first, and alone. Who comes later is waited for no more until he is there again.
 LINGER = 0.004
 
 

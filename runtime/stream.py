@@ -113,8 +113,8 @@ class _Pieces:
 class _Bytes(_Pieces):
     """Byte-level vocabularies: a token is bytes, and the text is those bytes read as UTF-8.
 
-    Python's decoder replaces what is invalid exactly as the tokenizers library does (one U+FFFD for each
-    maximal valid beginning), and knows at once whether a byte can still become part of a character.
+    Python's decoder replaces invalid bytes exactly as the tokenizers library does: one U+FFFD for each maximal valid
+    beginning. It also knows at once whether a byte can still become part of a character.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -132,9 +132,9 @@ class _Bytes(_Pieces):
 class _Window(_Pieces):
     """Any other decoder: the new text is what the last few tokens decode to with and without the new ones.
 
-    A token that is released stays as context, so that what a decoder does to the first token only (drop
-    its leading space) does not happen again in the middle. A run of byte tokens is decoded as a whole,
-    valid or not at all, so it is final when it ends; past a limit its whole characters are released.
+    A released token stays as context. So the special treatment of a decoder's first token (dropping its leading space)
+    does not happen again in the middle. A run of byte tokens is decoded as a whole, valid or not at all, so it is final
+    when it ends. Past a limit its whole characters are released.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -157,8 +157,8 @@ class Trace:
     def chrome(self, path: Path | None = None) -> dict[str, Any]:
         """The trace in the Chrome format, which Perfetto opens; also written to ``path`` if one is given.
 
-        Every step is a span that holds one span for each of draft, verify and accept that took time, laid
-        end to end; what is left of the step is the host's. Times are in microseconds, whole nanoseconds.
+        Every step is a span. It holds one span for each of draft, verify and accept that took time, laid end to end.
+        The rest of the step is the host's. Times are in microseconds, whole nanoseconds.
 
         Raises:
             RequestError: the file cannot be written.

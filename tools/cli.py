@@ -1,7 +1,7 @@
 """The command ``draftwood``: finds the subcommand's module, and turns errors into exit codes.
 
-A subcommand is a module with ``add_arguments(parser)`` and ``main(args) -> int``, imported only when it is
-asked for: ``draftwood --help`` and ``draftwood doctor`` are quick and need nothing but the base installation.
+A subcommand is a module with ``add_arguments(parser)`` and ``main(args) -> int``. It is imported only when it is asked
+for, so ``draftwood --help`` and ``draftwood doctor`` are quick and need only the base installation.
 
 Exit codes: 0 done, 1 the command says no, 2 the input cannot be used, 130 interrupted, 141 output closed, 143 ended
 by SIGTERM.

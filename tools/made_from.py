@@ -1,7 +1,7 @@
 """Files, options and product version that a long job was made from, and the first of them that has changed since.
 
 A file is known by its size, the time of its last change, and a digest of samples of its content, which costs
-milliseconds whatever its size; so a checkpoint that was replaced is noticed, and the same one by another path is not.
+milliseconds at any size. So a replaced checkpoint is noticed, and the same checkpoint by another path is not.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def length_classes(
 def candidates(lengths: Sequence[LengthClass], table: LatencyTable, limits: Limits, texts: int = 1) -> list[GearShape]:
     """Gears for launches of ``texts`` texts; plain decoding at the largest KV length comes first.
 
-    For each KV length there is plain decoding and, for each row count, the trees of least time per token: for each
+    For each KV length there is plain decoding. For each row count there are the trees of least time per token: for each
     length class, and for all contexts up to each class.
     """
     largest = lengths[-1].slots

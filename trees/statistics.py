@@ -2,8 +2,8 @@
 
 Every context (a position in the teacher's text) yields one path: at each level the rank of the true token among the
 candidates. The path ends when the true token is not among them. A node of a draft tree is accepted exactly in the
-contexts whose path passes through it. The expected accept length is therefore a sum of counts over the tree's nodes,
-and the best tree of M nodes is the M most visited nodes of the trie.
+contexts whose path passes through it. So the expected accept length of a tree is a sum of counts over its nodes. The
+best tree of M nodes is the M most visited nodes of the trie.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """Rounds a matrix of plain numbers in blocks of 32 inputs, to four or eight bits, without text to calibrate on.
 
-Four bits have a scale and a smallest number a block, like llama.cpp's Q4_1 and Q4_K. With both chosen by least squares
-the error of a weight is some 5 % below that of HQQ, and some 17 % below that of a scale alone.
+Four bits have a scale and a smallest number a block, like llama.cpp's Q4_1 and Q4_K. With both chosen by least squares,
+a weight's error is some 5 % below HQQ's, and some 17 % below that of a scale alone.
 """
 
 from __future__ import annotations

@@ -123,8 +123,8 @@ def device(name: str) -> DeviceSpec:
 def parts(device: DeviceSpec, ops: Iterable[Op]) -> dict[str, float]:
     """Seconds of `ops` by what they are spent on; they add up to the whole.
 
-    A matrix product counts as ``weights`` where it waits for its weights and as ``compute`` where it waits for
-    the cube; ``overhead`` is the operators' fixed cost on the device.
+    A matrix product counts as ``weights`` if it waits for its weights, and as ``compute`` if it waits for the cube.
+    ``overhead`` is the operators' fixed cost on the device.
     """
     spent = dict.fromkeys(("weights", "compute", "attention", "vector", "link", "overhead"), 0.0)
     for op in ops:

@@ -94,9 +94,9 @@ def copy(name: str, elements: float, count: int = 1, width: int = BYTES) -> Op:
 def attention_tiles(group: int, rows: int, slots: int) -> int:
     """How often a fused attention streams the keys and values: the M tiles of its score product.
 
-    M is the G x T query rows of a key/value head. Up to 16 query rows the kernel tiles the KV axis by 8192, 4096
-    or 2048 (G below 5, below 10, else), at most by the KV length, and the longer that tile the fewer rows fit
-    next to it; above 16 rows both tiles are 512. Source: ``TILING``.
+    M is the G x T query rows of a key/value head. Up to 16 query rows the kernel tiles the KV axis by 8192, 4096 or
+    2048 (G below 5, below 10, else), at most by the KV length. The longer that tile, the fewer rows fit next to it.
+    Above 16 rows both tiles are 512. Source: ``TILING``.
     """
     longest = 8192 if group < 5 else 4096 if group < 10 else 2048
     inner = 512 if rows > _WIDE_ROWS else min(longest, slots)
@@ -140,8 +140,8 @@ def products(
 def int4_product(name: str, rows: int, inner: int, outer: int, layer: PackedLayer) -> Op:
     """A linear layer of packed weights in groups, as `draftwood.compiler.ge.operators.int4` describes its two kernels.
 
-    Of rows in digits the cube hands over a sum in int32 for every digit, group and output, of more rows the vector
-    cores all weights in a half type. The cube counts at its bf16 peak, a quarter of that of int4.
+    Of rows in digits the cube hands over a sum in int32 for every digit, group and output. Of more rows the vector
+    cores hand over all weights in a half type. The cube counts at its bf16 peak, a quarter of that of int4.
     """
     assert layer.group, layer.name
     weights = inner * outer * (0.5 + BYTES * (1 + layer.zeros) / layer.group)

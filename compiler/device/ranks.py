@@ -1,7 +1,7 @@
 """The cost of a step when several devices run it together: the operators of one of them, and the collectives between.
 
-What is split stands as in the plan of the weights, by name. Loads shrink by the number of devices, those of the
-attention and the caches by the key/value heads that a device has; what a product gives is then joined.
+What is split stands as in the plan of the weights, by name. Loads shrink by the number of devices, but those of the
+attention and the caches by the key/value heads that a device has. A product's results are then joined.
 """
 
 from __future__ import annotations

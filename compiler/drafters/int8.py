@@ -1,7 +1,7 @@
 """A drafter with linear layers in W8A8, rounded when it is read from a folder of any layout.
 
-A bundle keeps the whole numbers. A drafter that ranks with the teacher's output matrix gets a copy: it reads the matrix
-once a level, which is most of a draft, and the teacher's must not change.
+A bundle keeps the whole numbers. A drafter that ranks with the teacher's output matrix gets a copy, since the teacher's
+must not change. It reads the matrix once a level, which is most of a draft.
 """
 
 from __future__ import annotations

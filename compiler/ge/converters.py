@@ -1,7 +1,7 @@
 """How operators of ours are put to GE, where torchair's own form of them would cost kernels.
 
-A converter is registered with torchair as its documentation tells makers of operators to, so that the graph compiled
-on a device and the one that is lowered here have it alike.
+A converter is registered with torchair as its documentation tells makers of operators to. So a graph compiled on a
+device and one lowered here have the same form of it.
 """
 
 from __future__ import annotations

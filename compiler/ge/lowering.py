@@ -40,8 +40,8 @@ _GE_NUMBERS = {dtype: number for number, dtype in GE_TYPES.items()}
 def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> bytes:
     """The bytes of the step's ``.air`` file: a ``ge.proto.ModelDef`` with one graph.
 
-    Inputs are named and numbered as the signature lists them; aliased outputs become writes into RefData inputs and
-    leave the outputs; parameters become FileConstants that point to where ``weights`` says.
+    Inputs are named and numbered as the signature lists them. Aliased outputs become writes into RefData inputs and
+    leave the outputs. Parameters become FileConstants that point to where ``weights`` says.
 
     Raises:
         LoweringError: an operator that torchair has no converter for, or an input that the graph does not use.

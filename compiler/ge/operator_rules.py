@@ -1,7 +1,7 @@
 """Rules of every operator of our graphs on an Ascend 910B or 910C: element types, ranks, sizes, layouts.
 
-Element types and engines are a table of their own (``element_types``); an operator that it lacks has not been read
-about yet, which is a finding like any other. The rules of the fused attention are in ``constraints``.
+Element types and engines have their own table (``element_types``). An operator that it lacks has not been read about
+yet, which is a finding like any other. The rules of the fused attention are in ``constraints``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows that are rounded where they are made: a norm or an activation that only integer products read takes over the
+"""Rows that are rounded where they are made. If only integer products read a norm or an activation, it takes over the
 DynamicQuant after it, and the rounding to a half type in between goes."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The one door to torchair: its own FX-to-GE converters, on any machine with the torch_npu package.
 
-With CANN the real torchair is imported. Without it torchair's C extension cannot load, so a small stand-in takes
-the extension's place: converters are plain Python that builds protobuf messages, and ask the extension nothing
-that a static conversion needs. torch_npu itself is never imported then.
+With CANN the real torchair is imported. Without it torchair's C extension cannot load, so a small stand-in takes its
+place. Converters are plain Python that builds protobuf messages; they ask the extension nothing that a static
+conversion needs. torch_npu itself is never imported then.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def compile_step(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """A module's ``forward`` compiled for the NPU: static shapes, frozen parameters, tiling kept on the device.
 
-    torchair tells compiled functions apart by their code, and deletes the cache of one whose code it has seen
-    before (``ModelCacheWatcher``); so every step's ``forward`` gets a code of its own, named by its cache.
+    torchair tells compiled functions apart by their code, and deletes the cache of one whose code it has seen before
+    (``ModelCacheWatcher``). So every step's ``forward`` has its own code, named by its cache.
 
     Args:
         module: its inputs that ``forward`` changes are changed in place on the device.

@@ -1,9 +1,9 @@
 """The weights of all GE graphs of a bundle: one file, stored once, that every graph's constants point into.
 
-GE's own combined form of external weights: raw tensors in one file, each on a 512-byte boundary, addressed by the
-attributes ``location``, ``offset`` and ``length`` of a FileConstant (docs/en/design/features/external_weight.md
-of GE's open source). An index next to the file says what lies where and which tensors of the checkpoint make it,
-so that weights can be bound after the build.
+GE's combined form of external weights: raw tensors in one file, each on a 512-byte boundary. The attributes
+``location``, ``offset`` and ``length`` of a FileConstant address them (docs/en/design/features/external_weight.md of
+GE's open source). An index next to the file says what lies where and which tensors of the checkpoint make it, so that
+weights can be bound after the build.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Unlike(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """A decoder of a few of another's blocks: ``kept`` are their numbers there, ``source`` is for each block of the
-    other the place in ``kept`` of one of its kind."""
+    """A decoder of a few of another's blocks. ``kept`` are their numbers there. For each block of the other, ``source``
+    is the place in ``kept`` of one of its kind."""
 
     decoder: Decoder
     kept: tuple[int, ...]

@@ -2,8 +2,8 @@
 
 A product with a weight takes the rows of all texts, one text after the other. So does every following node that treats
 all rows alike. All other nodes are repeated for each text. Weights are therefore read once for all texts, in a step of
-the teacher and in a draft of any kind. A step's inputs that name rows count the rows of all texts: every attention
-picks its own, and the results of all attentions are put in order at once.
+the teacher and in a draft of any kind. A step's inputs that name rows count the rows of all texts. Every attention
+picks its own rows, and the results of all attentions are put in order at once.
 """
 
 from __future__ import annotations

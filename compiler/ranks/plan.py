@@ -25,10 +25,10 @@ Unit = Literal["heads", "kv_heads", "rows"]
 class Split:
     """How the weight of a layer is split.
 
-    ``side`` is the axis, of what the layer gives or of what it reads; ``units`` are the sections that stand one after
-    the other along it, each of which is split by itself, sections of rows being equally long. ``joined`` says how a
-    result is made of the devices' ones: not at all, since the next layer reads its own device's part; by adding them
-    up; or side by side.
+    ``side`` is the split axis: of the layer's results or of its inputs. ``units`` are the sections that stand one after
+    the other along it. Each is split by itself; sections of rows are equally long. ``joined`` says how the devices'
+    results become one: not at all, since the next layer reads its own device's part; by adding them up; or side by
+    side.
     """
 
     side: Literal["outputs", "inputs"]

@@ -1,9 +1,9 @@
 """The teacher's draw inside a graph, for all rows of a tree, and whether each is certain.
 
 The host draws in float64 (`draftwood.runtime.speculation.sampling`); a device has fp32, and looks at a part of the
-vocabulary only. So a row is *sure* where neither can have changed its token: the winner is ahead by more than rounding
-can be, nothing that was not looked at can win, and top-k and top-p keep the winner whatever their sums round to. Every
-other row is the host's to draw.
+vocabulary only. So a row is *sure* if neither can have changed its token. Three things must hold: the winner is ahead
+by more than rounding can be; no token that was not looked at can win; and top-k and top-p keep the winner however their
+sums round. Every other row is the host's to draw.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _LEAST = float("-inf")
 class Settings(NamedTuple):
     """How the rows are drawn, as inputs of a graph.
 
-    ``keys`` int32 [3, rounds, L] are those of the positions after the text, one a level; the others are float32 [1],
-    or [T, 1] where rows are of several texts: ``top_k`` is V where it is off, ``top_p`` is 2.
+    ``keys`` int32 [3, rounds, L] are those of the positions after the text, one a level. The others are float32 [1], or
+    [T, 1] if rows are of several texts. ``top_k`` is V if it is off, ``top_p`` is 2.
     """
 
     keys: Tensor

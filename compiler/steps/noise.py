@@ -1,7 +1,7 @@
 """The shared noise inside a graph: `draftwood.noise` in int32 and fp32.
 
-The whole numbers have the bits of the host's. What is made of them is fp32, since a device has no wider numbers that
-are fast; so a G is off by some 1e-6, and by as much as the device's logarithm is.
+The whole numbers have the bits of the host's. Everything made of them is fp32, since a device has no wider numbers that
+are fast. So a G is off by some 1e-6, plus the error of the device's logarithm.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MIDDLE = 0xFFFF00
 def round_numbers(keys: Tensor) -> Tensor:
     """The cipher's numbers, int32 [2, rounds, L], of keys int32 [3, rounds, L], those of the positions.
 
-    A round's ``(y + first) * (y + second) + added`` is ``y * (y + sum) + rest``: an operator fewer, and no number on
-    the way leaves int32, since the sum is between -2^16 and -49152, and y between 0 and 2^16.
+    A round's ``(y + first) * (y + second) + added`` is ``y * (y + sum) + rest``, which takes an operator fewer. No
+    number on the way leaves int32, since the sum is between -2^16 and -49152, and y between 0 and 2^16.
     """
     first, second, added = keys.unbind(0)
     return torch.stack((first + second, torch.ops.draftwood.multiply_add(added, first, second)))
@@ -75,8 +75,8 @@ def ciphered(upper: Tensor, lower: Tensor, numbers: Tensor) -> tuple[Tensor, Ten
 
 
 def _exponential(upper: Tensor, lower: Tensor) -> Tensor:
-    """-log(1 - u), u in the middle of its step of 2^-32, as log(1 + u / (1 - u)): so it loses no digits near 0, nor
-    near 1, for 1 - u is made of whole numbers and nothing cancels."""
+    """-log(1 - u), u in the middle of its step of 2^-32, as log(1 + u / (1 - u)). So it loses no digits near 0. It
+    loses none near 1 either, because 1 - u is made of whole numbers and nothing cancels."""
     high, low = upper.to(torch.float32), lower.to(torch.float32)
     above = torch.ops.draftwood.add_scaled(high, low + 0.5, 1 / _HALF)
     # Of a number that is no tensor torchair makes an operator that no CANN has.

@@ -10,8 +10,8 @@ from draftwood.compiler.targets.target import Target
 
 
 class _Targets(UserDict[str, Target]):
-    """Targets by name, in the order in which a bundle's graph sets are listed; each is imported when it is asked for,
-    so a build for a CPU loads nothing of an NPU's."""
+    """Targets by name, in the order in which a bundle's graph sets are listed. Each is imported when it is asked for,
+    so a build for a CPU loads no file of an NPU."""
 
     def __init__(self, sources: dict[str, str]) -> None:
         super().__init__()

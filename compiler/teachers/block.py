@@ -1,9 +1,9 @@
 """One decoder block over explicit caches.
 
-A step runs T new rows after the ``committed`` slots of every cache. Its attention has four forms: ``npu`` (the NPU's
-operators over caches with one row a token), ``fused`` (over flat caches, for a static ONNX graph), ``eager`` (plain
-PyTorch, the reference) and ``cpu`` (onnxruntime's operator). All but ``cpu`` commit late: the same single write also
-moves the accepted rows of the previous tree (the *branch*) into place.
+A step runs T new rows after the ``committed`` slots of every cache. Its attention has four forms. ``npu``: the NPU's
+operators over caches with one row a token. ``fused``: over flat caches, for a static ONNX graph. ``eager``: plain
+PyTorch, the reference. ``cpu``: onnxruntime's operator. All but ``cpu`` commit late: the same single write also moves
+the accepted rows of the previous tree (the *branch*) into place.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ def rope_frequencies(config: TeacherConfig) -> np.ndarray:
     """Inverse frequencies, float64 [head_dim / 2], whose values are exactly those of transformers in float32.
 
     torch takes the power in float32, as transformers' ``modeling_rope_utils`` does. One unit in the last place of a
-    frequency is an angle error of 5e-4 at position 8192, so a more exact value would be another teacher than the
-    published one. The widening to float64 loses nothing.
+    frequency is an angle error of 5e-4 at position 8192. A more exact value would be another teacher than the published
+    one. The widening to float64 loses nothing.
     """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     scaling = config.rope_scaling

@@ -1,8 +1,8 @@
 """What a drafter learns from: texts with the teacher's hidden states, and the tokens a text has further on.
 
-A context is a place t in a text (a *slot* of the drafter): the runtime has the teacher's states of token t and the
-root, token t + 1, and asks for token t + 2 at level 0, token t + 3 at level 1, and so on. Roots are the teacher's
-own tokens, so t starts at the last token of the prompt.
+A context is a place t in a text (a *slot* of the drafter). There the runtime has the teacher's states of token t and
+the root, which is token t + 1. It asks for token t + 2 at level 0, token t + 3 at level 1, and so on. Roots are the
+teacher's own tokens, so t starts at the last token of the prompt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cross-entropy under an output matrix of many rows, without ever holding all logits.
 
-The gradient is taken chunk by chunk on the way forward, so the logits of a chunk are dropped at once; on a CPU
-that is several times as fast as ``cross_entropy(linear(...))``.
+The gradient is taken chunk by chunk on the way forward, so the logits of a chunk are dropped at once. On a CPU that is
+several times as fast as ``cross_entropy(linear(...))``.
 """
 
 from __future__ import annotations

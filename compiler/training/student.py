@@ -102,8 +102,8 @@ class Student(nn.Module):
         """Cross-entropy with the teacher's distribution, weighted; and summed by level, [I].
 
         Where the teacher wrote a token that the drafter cannot propose there is nothing to learn. On greedy text this
-        is EAGLE-3's rule, which asks for the teacher's best token; on sampled text it counts a place by the share of
-        the teacher's distribution that can be proposed.
+        is EAGLE-3's rule, which asks for the teacher's best token. On sampled text a place counts by the share of the
+        teacher's distribution that can be proposed.
         """
         if self.ids_V is not None:
             weight_NI = weight_NI * torch.isin(batch.targets(self.levels), self.ids_V)

@@ -4,9 +4,9 @@ All texts of a launch draft with one tree, or none does. A text that cannot have
 that have it: there is no room in its KV length, or nothing to look up. All pay for a launch with their time, so the one
 that may lose least decides (`draftwood.runtime.policy.bank`).
 
-Plain decoding shows nothing of the drafter, so it would never be left again: where no draft is expected to gain, one is
-tried now and then, if the bank has put by what that may cost. Nor do drafts show how long plain steps take, on which
-the promise rests: where drafts gain little, a few plain steps check it now and then.
+Plain decoding shows nothing of the drafter, so by itself it would never be left again. If no draft is expected to gain,
+one is tried now and then, provided that the bank has saved its cost. Nor do drafts show how long plain steps take, on
+which the promise rests: where drafts gain little, a few plain steps check it now and then.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from draftwood.runtime.speculation.step import Outcome
 STAY = 8
 # A draft that has no more tokens to catch up with, for each of its texts, tells the time of its gear.
 FEW = 16
-# A launch is charged with the time it took, but not beyond so many times the expected one: another guest's work, or the
-# opening of a graph, is no fault of drafts.
+# A launch is charged with its time, up to so many times the expected one. Another guest's work, or the opening of a
+# graph, is no fault of drafts.
 MOST_CHARGED = 1.5
 # Less than so many times plain decoding's speed may be no gain: it is checked, unless plain steps have told it of late.
 DOUBTED = 1.4
@@ -66,8 +66,8 @@ class Learned:
 
 
 class Option(NamedTuple):
-    """A gear, by number, that a text may take; ``us`` is the text's part of a launch in which all take it, without the
-    ``late`` tokens that it catches up with in ``late_us``."""
+    """A gear, by number, that a text may take. ``us`` is the text's part of a launch in which all take it. It leaves
+    out the ``late`` tokens that the text catches up with in ``late_us``."""
 
     gear: int
     length: int

@@ -1,9 +1,9 @@
 """How far the teacher goes along each tree: a plan's counts or a hope, then the steps of a bundle's texts.
 
 Every tree has a chance for each of its levels: of the steps that came so far, the share that went on to the next level.
-Accept length follows from these. A step counts for every tree of whose nodes it asked; levels that it did not ask count
-neither as a hit nor as a miss (Kaplan and Meier, 1958). How one text differs from the others is one number, its *ease*:
-log-odds that are added to every chance (Rasch, 1960).
+Accept length follows from these. A step counts for every tree whose nodes it asked about. Levels that it did not ask
+about count neither as a hit nor as a miss (Kaplan and Meier, 1958). How one text differs from the others is one number,
+its *ease*: log-odds that are added to every chance (Rasch, 1960).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Step times of each gear: from a table, corrected by the steps of all texts of a bundle.
 
-A gear's time is ``table * own * busy``: ``own`` mends what the table says of this gear, ``busy`` is shared, by the
-launches of other numbers of texts, too, and follows the machine. The first steps of a gear mend its own factor; from
+A gear's time is ``table * own * busy``. ``own`` corrects the table for this gear. ``busy`` is shared by all launches,
+those of other numbers of texts included, and follows the machine. The first steps of a gear mend its own factor; from
 then on a change is the machine's. Of a gear's last three steps the middle one is believed, so one odd step is a hiccup
 and teaches nothing.
 """
@@ -24,8 +24,8 @@ SHARED_GAIN, OWN_GAIN = 0.2, 0.02
 AGED = 200
 # The guess for a row more where nobody has timed the gears, in plain steps.
 GUESS_ROW = 0.06
-# Late tokens that a measured time of them counts as, and that none at all counts as; the share that is left of earlier
-# launches' tokens after each; and how many times the expected time one launch may say.
+# First, the late tokens that a measured time of them counts as, and that none at all counts as. Then the share that is
+# left of earlier launches' tokens after each launch. Last, how many times the expected time one launch may say.
 TIMED_LATE, GUESSED_LATE = 128, 32
 KEPT_LATE, MOST_LATE = 0.9, 4.0
 

@@ -1,7 +1,7 @@
 """Draws that a grammar restricts: of the teacher's logits only those of tokens that it allows at a place count.
 
 The restriction comes before temperature, top-k and top-p. A walk through a tree goes only where draws lead, so one
-grammar that follows the draws serves every row that is visited, and a constrained text too is the same with and without
+grammar that follows the draws serves every visited row. A constrained text, too, is the same with and without
 speculation. What a grammar forbids is never drawn, hence never accepted.
 """
 

@@ -1,7 +1,7 @@
 """The teacher's key/value cache of a text whose graphs move accepted rows themselves, as an accelerator wants it.
 
-Of a tree's rows those that lie in place are committed by length; the others are remembered as *moved* rows of the
-branch, and the next step, whatever it is, writes them in its one write. Nothing is ever copied or compacted here.
+Rows of a tree that lie in place are committed by length. The others are remembered as *moved* rows of the branch, and
+the next step of any kind writes them in its one write. Nothing is ever copied or compacted here.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ class DeferredKvCache(KvCache):
     """`KvCache` with a branch that graphs write next to the caches.
 
     ``length`` counts the pending ``moved`` rows: those are rows of ``branch`` that belong to slots length - len(moved)
-    .. length - 1. ``padded`` gives every branch that many rows, as static graphs want it; ``zeros`` allocates, where
-    the buffers lie elsewhere than in the host's memory, and ``cache_zeros`` the caches, where they lie in another
-    order.
+    .. length - 1. ``padded`` gives every branch that many rows, as static graphs want it. ``zeros`` allocates if the
+    buffers lie elsewhere than in the host's memory, and ``cache_zeros`` does so for caches that lie in another order.
     """
 
     def __init__(

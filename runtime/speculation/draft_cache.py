@@ -1,7 +1,7 @@
 """A drafter's memory of the committed text: its own caches, and the rows that are still to be written there.
 
-Slot j of a drafter's cache stands for token j + 1 next to the teacher's features of token j, so a token's features
-wait here until the token after it is known. Nothing of a draft tree is ever kept.
+Slot j of a drafter's cache stands for token j + 1 next to the teacher's features of token j. So a token's features wait
+here until the next token is known. Nothing of a draft tree is ever kept.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class DeviceRows:
 class DraftCache:
     """Buffers and bookkeeping, next to the teacher's cache and in step with it.
 
-    ``buffers`` holds the drafter's caches [K, C, D], key then value of every layer, as long as ``reserve`` made them;
-    none for Medusa, which reads the last token's features alone. ``length`` counts the slots that are written.
+    ``buffers`` holds the drafter's caches [K, C, D], key then value of every layer, as long as ``reserve`` made them.
+    Medusa has none, since it reads the last token's features alone. ``length`` counts the slots that are written.
     """
 
     def __init__(self, drafter: Drafter, zeros: Zeros) -> None:
@@ -113,8 +113,8 @@ class DraftCache:
     def rollback(self, length: int) -> None:
         """Goes back to a text of ``length`` tokens.
 
-        Where the features of its last token are gone into the caches, zeros stand in: the next draft is worse, and
-        the text the same, since a draft is only a proposal.
+        If the features of its last token are gone into the caches, zeros stand in. The next draft is worse but the text
+        is the same, since a draft is only a proposal.
         """
         self._drafted = 0, 0
         features_nF = self._joined() if self._tokens else np.zeros((0, self.drafter.features), np.float32)

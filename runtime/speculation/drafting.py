@@ -32,7 +32,7 @@ from draftwood.trees.topology import branches
 # Rows that wait at most before they are written: in a text decoded plainly nothing else would ever write them.
 MOST_WAITING = 256
 
-# A graph that takes any KV length reads all of it, so a drafter's caches are only as long as the text needs: the next
+# A graph that takes any KV length reads all of it. So a drafter's caches are only as long as the text needs: the next
 # power of two, at least this. Whoever allocates anew copies what is written, once for every doubling of the text.
 LEAST_SLOTS = 256
 
@@ -319,8 +319,8 @@ class Drafting:
 
 
 def _may_branch(manifest: Manifest) -> bool:
-    """Whether a drafter's tree may become one that branches: with rows rounded to int8 only the engine that is taken
-    for trees that do gives the text of plain decoding."""
+    """Whether a drafter's tree may become one that branches. With rows rounded to int8, only the engine for branching
+    trees gives the text of plain decoding."""
     return not manifest.quantised or any(branches(tree.rows, tree.depth) for tree in manifest.trees)
 
 

@@ -1,11 +1,11 @@
 """Drafts of a text that is held to a grammar: they propose what it allows, and what it forces.
 
 A draft graph adds its noise to the logits before it chooses; where a token is forbidden the noise has a number that no
-logit makes up for. That is known of the level after the root, and of the next one as long as one token alone may
-come. What is allowed further down depends on the path, so a tree is gone through from its root once it is there: where
-levels are ranked, the children of a row are the best candidates that are allowed after it. Elsewhere a draft that
-proposes what is forbidden is made again, its levels held to what may stand after its best path; what is forbidden
-still makes room for what the grammar forces.
+logit makes up for. That is known of the level after the root, and of the next one as long as one token alone may come.
+Further down the allowed tokens depend on the path, so a drafted tree is gone through from its root. If levels are
+ranked, the children of a row are the best candidates that are allowed after it. Otherwise a draft that proposes a
+forbidden token is made again, its levels held to the tokens allowed after its best path. Forbidden tokens still make
+room for forced ones.
 
 A guide follows the text with a matcher of its own. Whatever becomes of that, the draws are what they are.
 """

@@ -6,8 +6,8 @@ and answers what the text's draws and drafts ask. Limits hold that process: memo
 allowance that a little is added to with every answer. Its end, whatever it is, is its text's alone; and it ends with
 whoever asked for it.
 
-A message is four bytes of length, most significant first, and so many bytes of MessagePack: a list of a name and what
-it is given, answered by a pair of a string, in which a refusal is told, and what was asked for.
+A message is four bytes of length, most significant first, then so many bytes of MessagePack. A request is a list of a
+name and its arguments. The answer is a pair: a string with the refusal, if any, and the result.
 """
 
 from __future__ import annotations

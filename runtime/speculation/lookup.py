@@ -1,9 +1,9 @@
 """A draft without a drafter: what followed the same tokens earlier in the text, prompt and answer alike.
 
 A suffix automaton of the text (Blumer et al., 1985) knows every string in it. Its last state's suffix link is the
-longest end of the text that stands there once before, the *match*; the ways on from there are the continuations, with
-their counts. Where a tree wants more of them than there are, shorter ends of the text give the rest. Nothing here
-needs a graph or a device, and nothing of one text reaches another.
+longest end of the text that stands there once before: the *match*. The continuations are the ways on from there, with
+their counts. Where a tree wants more of them than there are, shorter ends of the text give the rest. Nothing here needs
+a graph or a device, and nothing of one text reaches another.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def levels(tree: Topology) -> Levels:
 class TextIndex:
     """The strings of one text. A token takes O(1) amortised; states and ways are at most 2n and 3n for n tokens.
 
-    ``corpus`` is another text besides it, which many may share: where the end of this one stands there longer than it
-    stands here once more, what followed there is proposed.
+    ``corpus`` is another text, which many may share. If the end of this text matches longer there than in this text,
+    the tokens after that match are proposed.
     """
 
     def __init__(self, corpus: TextIndex | None = None) -> None:
@@ -151,8 +151,8 @@ class TextIndex:
         return np.array(tokens, np.int64)
 
     def ahead(self, most: int, sampling: Sampling, position: int) -> list[tuple[int, float]]:
-        """At most so many tokens that the text goes on with if it does as before, its last being at ``position``; each
-        with the chance that it goes on so as far as that, by how often it did in this text."""
+        """At most so many tokens that the text goes on with if it repeats itself, its last token being at ``position``.
+        Each has the chance that the text follows it so far, by how often it did before."""
         (text, state, size), chance = self._found(), 1.0
         ranked, draw = list[tuple[int, float]](), not sampling.greedy
         for depth in range(1, most + 1):

@@ -1,7 +1,8 @@
 """A drafter's tree and what is looked up in the text, as one tree of as many rows.
 
-Of the nodes of both those stay that the teacher most likely comes to: the drafter says it by its probabilities, the
-text by how often it went on as before after matches of that length. So a step costs what the drafter's own costs.
+Of the nodes of both, those stay that the teacher most likely reaches. The drafter gives that chance by its
+probabilities, the text by how often it repeated itself after matches of that length. So a step costs what the drafter's
+own costs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one rule of choice: what the teacher draws at a position depends on logits, seed and position alone.
 
 Noise for every (seed, position, token) is added to the logits of the tokens that top-k and top-p keep, and the greatest
-sum is drawn (`draftwood.noise`), so the text for a seed is the same with speculation on, off, or with another tree.
+sum is drawn (`draftwood.noise`). So the text for a seed is the same with speculation on, off, or with another tree.
 Greedy is the argmax, the case without noise.
 
 Shape suffixes: V vocabulary, K tokens kept by top-k and top-p, B blocks of the noise, L ids of a block.
@@ -27,7 +27,7 @@ Ids = NDArray[np.int32]
 _NUCLEUS_GUESS = 256
 _NUCLEUS_GROWTH = 8
 
-# Up to so many tokens the noise of all is made as fast as it is found out which may win; in a larger vocabulary so many
+# Up to so many tokens, making the noise of all is as fast as finding out which may win. In a larger vocabulary so many
 # blocks are looked at first.
 _WHOLE = 1 << 14
 _FIRST_BLOCKS = 8
@@ -242,8 +242,8 @@ def _top_k(logits_V: Logits, k: int) -> Ids:
 def _nucleus(probs_K: Probabilities, top_p: float) -> Ids:
     """Ascending indices of the shortest prefix, in order of (probability, lower id), with mass >= top_p.
 
-    Only the largest probabilities are sorted, and only their values: the sums are those of the full sort,
-    because cumsum adds in sequence, and ids matter only among ties of the smallest value kept.
+    Only the largest probabilities are sorted, and only their values. The sums are those of the full sort, because
+    cumsum adds in sequence. Ids matter only among ties of the smallest kept value.
     """
     size = _NUCLEUS_GUESS
     while True:

@@ -1,7 +1,7 @@
 """Everything that belongs to one text while it is decoded; an engine holds as many of these as it decodes texts.
 
-Between two steps the text is: ``length`` committed tokens, whose keys and values lie in ``kv``, and ``root``, the
-pending token that was drawn last and is not yet in any cache.
+Between two steps the text is two things: ``length`` committed tokens, whose keys and values lie in ``kv``, and
+``root``, the pending token. The root was drawn last and is not yet in any cache.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One step of tree speculative decoding: draft, verify, accept, commit (Cai et al., 2024; Li et al., 2024).
 
-The drafter proposes a tree of tokens after the root; the teacher runs all its rows at once, each seeing its
-ancestors; at every row of the walk the teacher draws one token, and a child that carries it is accepted, otherwise
-the token is the bonus and the next root. Plain decoding is the step whose tree is its root alone.
+The drafter proposes a tree of tokens after the root. The teacher runs all its rows at once, each seeing its ancestors.
+At every row of the walk the teacher draws one token. A child that carries it is accepted; otherwise the token is the
+bonus and the next root. Plain decoding is the step whose tree is its root alone.
 
 This is the only place where a step is written. An engine gives its parts (`Parts`); it runs graphs, knows where memory
 lies, and neither opens nor commits a branch.
@@ -30,9 +30,9 @@ from draftwood.trees import Accepted, TreeBuffers, walk
 class Draft(NamedTuple):
     """A tree to verify: the token of every row, the root's first, and the tree's buffers.
 
-    ``scores_M`` are log-probabilities of the nodes: a candidate's own where levels are ranked (Medusa, FastEagle),
-    its path's where nodes are (EAGLE-3); none of a tree that was looked up in the text, after a match of class
-    ``match``. ``candidates_IK`` are those of every level, where levels are ranked.
+    ``scores_M`` are log-probabilities of the nodes: a candidate's own if levels are ranked (Medusa, FastEagle), its
+    path's if nodes are (EAGLE-3). A tree that was looked up in the text, after a match of class ``match``, has none.
+    ``candidates_IK`` are those of every level, where levels are ranked.
     """
 
     tokens_T: NDArray[np.int64]

@@ -1,7 +1,7 @@
 """``draftwood demo``: SmolLM2 with its EAGLE-3 layer and drafts looked up in the text, the way a user goes.
 
-It builds a bundle, times its gears on this machine as `tune` does, tries them on two questions, and asks twelve others:
-by plain decoding, by the fixed tree that was fastest, and by the default policy.
+It builds a bundle, times its gears on this machine as `tune` does, and tries them on two questions. Then it answers
+twelve others in three ways: by plain decoding, by the fixed tree that was fastest, and by the default policy.
 """
 
 from __future__ import annotations

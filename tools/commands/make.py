@@ -1,12 +1,13 @@
 """``draftwood make``: from a checkpoint to the bundle that suits it, by the commands that one would type oneself.
 
-With a drafter: a first bundle answers prompts, and what its steps accept is counted; its steps are timed, or modelled
-for a device that is not here; trees and gears are planned from both, built, checked, timed once more for the policy,
-and compared with plain decoding on prompts that nothing was planned from. Without one, trees are looked up in the text.
+With a drafter, a first bundle answers prompts, and the drafts that its steps accept are counted. Its steps are timed,
+or modelled for a device that is not here. Trees and gears are planned from both, built, checked, and timed once more
+for the policy. Last, they are compared with plain decoding on prompts that no plan has used. Without one, trees are
+looked up in the text.
 
-Each stage is one command with one output in ``BUNDLE.make/``. What is there already is kept, so that a stopped ``make``
-goes on where it stood; a stage whose command has changed is made again, and so are those after it, and all of them
-where the files that they read have changed. After a check that fails nothing is tuned or compared.
+Each stage is one command with one output in ``BUNDLE.make/``. Existing results are kept, so a stopped ``make``
+continues where it stood. A stage whose command has changed is made again, and so are the stages after it. If the files
+that they read have changed, all are made again. After a check that fails nothing is tuned or compared.
 """
 
 from __future__ import annotations

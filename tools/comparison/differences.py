@@ -1,7 +1,7 @@
 """Where two texts part, and whether rounding explains it.
 
-A difference is excused as a numeric tie only where the teacher's own decision was closer than the noise of its logits,
-which is measured; anything else is a failure.
+A difference counts as a numeric tie only if the teacher's own decision was closer than the measured noise of its
+logits. Any other difference is a failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Command lines that are run one after the other, each for one output; what is there already is kept.
 
-``stages.json`` notes what each was made from before it begins, so that an output that appeared in the last moment of a
-stopped run is known, and one that something has changed under is made again.
+``stages.json`` notes each stage's inputs before it begins. So an output that appeared in the last moment of a stopped
+run is known, and one whose inputs have changed is made again.
 """
 
 from __future__ import annotations

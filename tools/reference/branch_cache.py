@@ -1,7 +1,7 @@
 """A transformers cache with explicit branch and commit, for a teacher that runs as it comes.
 
 A forward pass appends its T rows to the committed ones: the *branch*. ``commit`` picks the accepted path out of it and
-drops the rest, ``rollback`` cuts rows off; every time the kept rows are copied, as no engine would do it. Committed
+drops the rest; ``rollback`` cuts rows off. Every time the kept rows are copied, as no engine would do it. Committed
 rows are never written again, which ``check`` proves by their fingerprints.
 """
 

@@ -29,8 +29,8 @@ States = list[NDArray[np.float32]]
 
 
 def beyond_last_bits(got_TH: Tensor, want_TH: Tensor) -> Tensor:
-    """How far two states are apart beyond a last bit: where a state is a thousand times what a half adds to it, that
-    bit would be all the difference."""
+    """How far two states are apart beyond a last bit. If a state is a thousand times as large as a half's addition to
+    it, that bit would be the whole difference."""
     return ((got_TH - want_TH).abs() - torch.finfo(want_TH.dtype).eps * want_TH.abs()).clamp_min(0)
 
 

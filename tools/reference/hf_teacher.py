@@ -37,8 +37,8 @@ class TeacherStep(NamedTuple):
 class HfTeacher:
     """A causal language model over a ``BranchCache``.
 
-    ``taps`` chooses the features: empty for the final normed hidden state, else the states that enter these
-    layers, side by side; the number of layers stands for the state that enters the final norm.
+    ``taps`` chooses the features. Empty means the final normed hidden state; otherwise the states that enter these
+    layers, side by side. The number of layers stands for the state that enters the final norm.
     """
 
     def __init__(self, model: PreTrainedModel, taps: Sequence[int] = ()) -> None:

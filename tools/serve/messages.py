@@ -98,8 +98,8 @@ class Begun(Struct, tag=True):
 
 
 class Caches(Struct, tag=True):
-    """Memory of all texts, told when one was admitted or has ended: what those that run may come to need, and a
-    budget for that and for what is kept of ended ones."""
+    """Memory of all texts, told when one was admitted or has ended. It is what the running texts may come to need, and
+    the budget for that and for kept ended texts."""
 
     running_bytes: int
     budget_bytes: int

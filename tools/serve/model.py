@@ -1,7 +1,8 @@
 """A model that is served: its texts, its engine's process, and what happens when that ends.
 
 The engine decides who is admitted and who waits (`draftwood.runtime.sharing`). When its process dies, the texts that it
-had begun end with an error, those that waited stay, and another one is started: at once, then after ever longer pauses.
+had begun end with an error, and those that waited stay. Another process is started: at once, then after ever longer
+pauses.
 """
 
 from __future__ import annotations

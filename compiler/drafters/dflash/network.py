@@ -1,7 +1,7 @@
 """The DFlash drafter (2026, arXiv 2602.06036): a block of rows denoised in one pass.
 
-The rows are the root and mask tokens after it. The text enters as fc over some states of the teacher; every layer makes
-keys and values of that with its own matrices and keeps them in its cache. A row sees all of the text and all rows of
+The rows are the root and mask tokens after it. The text enters as fc over some states of the teacher. Every layer makes
+keys and values of that with its own matrices, and keeps them in its cache. A row sees all of the text and all rows of
 the block, later ones too.
 """
 

@@ -40,8 +40,8 @@ class DSparkConfig(DFlashConfig):
 class MarkovHead(nn.Module):
     """The bias that the token before a level adds to the level's logits; parameters have DeepSpec's names.
 
-    A matrix makes the bias from a latent of low rank. The latent is the token's row (vanilla), that row gated by the
-    level's hidden state (gated), or the output of a recurrence along the path that reads both (rnn).
+    A matrix makes the bias from a latent of low rank. The latent has three forms: the token's row (vanilla); that row
+    gated by the level's hidden state (gated); or the output of a recurrence along the path that reads both (rnn).
     """
 
     def __init__(self, kind: Head, vocabulary: int, draft: int, hidden: int, rank: int) -> None:
@@ -71,8 +71,8 @@ class MarkovHead(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Nodes of one depth after the heads. They hold the latent of their children's bias, the state of the recurrence,
-    and the logarithm of their children's confidence [E, 1] if there is a head for it."""
+    """Nodes of one depth after the heads. They hold the latent of their children's bias and the state of the
+    recurrence. If there is a head for it, they also hold the logarithm of their children's confidence [E, 1]."""
 
     drafter: DSpark
     levels_DH: Tensor

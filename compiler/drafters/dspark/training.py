@@ -1,7 +1,7 @@
 """A DSpark drafter in training (2026, arXiv 2607.05147; layout and losses as deepseek-ai/DeepSpec has them).
 
-A context at slot j makes a block: the root, token j + 1, and mask tokens after it. Row i of it (0-based) predicts token
-j + 2 + i; it sees the teacher's fused states of the tokens up to j, and all rows of its own block. The sequential head
+A context at slot j makes a block: the root, token j + 1, and mask tokens after it. Its row i (0-based) predicts token j
++ 2 + i. It sees the teacher's fused states of the tokens up to j, and all rows of its own block. The sequential head
 reads the true token before each target, like the nodes of a tree on the true path.
 """
 

@@ -48,8 +48,8 @@ class FastEagleStudent(Student):
         """Begins with copies of the teacher's last layer, or of a part, on the last features; embeddings enter small.
 
         Layers after the first write nothing at first: each begins with the guess of the layer before. Embeddings are
-        often far smaller than states (1 : 50 in a teacher of 8 M), so steps of equal size would hardly change the
-        weights that read them. In training they are therefore brought to the states' scale.
+        often far smaller than states (1 : 50 in a teacher of 8 M). Steps of equal size would hardly change the weights
+        that read them. In training they are therefore brought to the states' scale.
         """
         last = narrowed(teacher.last_layer(), teacher_sizes(teacher), self.sizes)
         for level, layer in enumerate(cast(Iterable[Block], self.layers)):
@@ -116,8 +116,8 @@ def _scale(teacher: FrozenTeacher, layer: int) -> float:
 def narrowed(state: dict[str, Tensor], wide: Sizes, narrow: Sizes) -> dict[str, Tensor]:
     """A block's tensors with fewer heads and MLP units.
 
-    It keeps the first key/value heads, each with the first of its query heads, and the units that write most, by the
-    norms of their rows of ``up_proj`` and columns of ``down_proj``.
+    It keeps the first key/value heads, each with the first of its query heads. It also keeps the units that write most,
+    by the norms of their rows of ``up_proj`` and columns of ``down_proj``.
 
     ``state`` is a Llama block's of sizes ``wide``; hidden and head sizes stay.
     """
