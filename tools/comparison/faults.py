@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Where nothing is allowed, every difference is as many times that as it is large.
 _LEAST = 1e-30
+# Drafts that a fault is planted in: of one alone a rounding could be more than the fault.
+_ROOTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +47,19 @@ def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Cont
         return
     causal = np.tril(np.ones((tree.rows, tree.rows), np.bool_))
     own = np.eye(tree.rows, dtype=np.bool_)
-    swapped = np.arange(tree.rows)
-    # With a row that does not see an ancestor of the last one: what the last row sees must change. Where all do, as in
-    # a short chain, the root's row sees too much.
-    other = next((row for row in range(1, tree.rows) if (tree.mask[-1, :-1] & ~tree.mask[row, :-1]).any()), 0)
-    swapped[[other, -1]] = swapped[[-1, other]]
     faults = {} if _is_chain(tree) else {"causal mask instead of the tree's": replace(tree, mask=causal)}
     faults |= {
         "mask inverted": replace(tree, mask=~tree.mask | own),
-        "two mask rows swapped": replace(tree, mask=tree.mask[swapped] | own),
         "positions of draft rows shifted by one": replace(tree, depths=tree.depths + (tree.depths > 0)),
     }
+    # With a row that does not see an ancestor of the last one. A row that sees a later one shows nothing: the attention
+    # of some graphs is causal whatever its mask says.
+    rows = [*range(1, tree.rows), 0]
+    other = next((row for row in rows if (tree.mask[-1, :-1] & ~tree.mask[row, :-1]).any()), None)
+    if other is not None:
+        swapped = np.arange(tree.rows)
+        swapped[[other, -1]] = swapped[[-1, other]]
+        faults["two mask rows swapped"] = replace(tree, mask=tree.mask[swapped] | own)
     steps = Steps(pair, gear, prompt, tree)
     for fault, wrong in faults.items():
         yield control(pair, gear, fault, steps.tree(wrong))
@@ -87,28 +91,36 @@ def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterato
     """Faults in what one draft reads: the teacher's states, the root next to them, the drafter's own caches."""
     if not gear.neural:
         return
-    before = int(prompt[-1])
-    root = (before + 1) % pair.reference.bundle.manifest.dims.vocabulary
-    want, misplaced = drafted(pair, gear, prompt, root, _misplaced)
-    wrong = {"teacher's states misplaced": misplaced}
+    vocabulary, before = pair.reference.bundle.manifest.dims.vocabulary, int(prompt[-1])
+    roots = [(before + 1 + number) % vocabulary for number in range(_ROOTS)]
+    faults = {"teacher's states misplaced": drafted(pair, gear, prompt, roots, _misplaced)}
     drafter = pair.reference.bundle.manifest.drafter
     if drafter is not None and drafter.layers:
-        _, other = drafted(pair, gear, prompt, before)
-        wrong["token before the root in its place"] = other._replace(tokens_T=np.append(root, other.tokens_T[1:]))
-        _, wrong["drafter's caches forgotten"] = drafted(pair, gear, prompt, root, _forgotten)
-    for fault, got in wrong.items():
-        yield control(pair, gear, fault, compare_drafts(pair, gear, [(want, got)]))
+        faults["token before the root in its place"] = [
+            (want, got._replace(tokens_T=np.append(want.tokens_T[0], got.tokens_T[1:])))
+            for want, got in _shifted(drafted(pair, gear, prompt, [before, *roots]))
+        ]
+        faults["drafter's caches forgotten"] = drafted(pair, gear, prompt, roots, _forgotten)
+    for fault, drafts in faults.items():
+        yield control(pair, gear, fault, compare_drafts(pair, gear, drafts))
+
+
+def _shifted(drafts: list[tuple[Draft, Draft]]) -> list[tuple[Draft, Draft]]:
+    """The reference's drafts next to the engine's of the root before."""
+    return [(want, got) for (want, _), (_, got) in zip(drafts[1:], drafts, strict=False)]
 
 
 def drafted(
     pair: Pair,
     gear: Gear,
     prompt: NDArray[np.int64],
-    root: int,
+    roots: list[int],
     spoil: Callable[[DraftCache], None] = lambda _: None,
-) -> tuple[Draft, Draft]:
-    """The reference's draft after a prompt and a plain step, after which the drafter's caches hold the prompt, and
-    the engine's, to whose drafter's memory ``spoil`` is done in between."""
+) -> list[tuple[Draft, Draft]]:
+    """The reference's and the engine's draft of each root, all after one prompt and one plain step.
+
+    The drafter's caches hold the prompt by then; ``spoil`` is done to the engine's before the first draft.
+    """
     states, last = [engine.begin(gear.slots) for engine in pair.in_turn], int(prompt[-1])
     for engine, state in zip(pair.in_turn, states, strict=True):
         engine.prefill(state, prompt)
@@ -118,8 +130,11 @@ def drafted(
         state.commit([0])
     assert states[0].draft is not None
     spoil(states[0].draft)
-    got, want = (single.draft(engine, state, gear, root) for engine, state in zip(pair.in_turn, states, strict=True))
-    return want, got
+    both = [
+        [single.draft(engine, state, gear, root) for engine, state in zip(pair.in_turn, states, strict=True)]
+        for root in roots
+    ]
+    return [(want, got) for got, want in both]
 
 
 def _misplaced(cache: DraftCache) -> None:
