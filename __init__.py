@@ -77,7 +77,7 @@ def plan(
         limits: sizes that may not be passed.
         latency: what every step costs; without one, trees by size.
         classes: confidence classes with trees of their own.
-        sampled: the same of sampled text, where ``calibration`` has greedy text alone; the plan serves both.
+        sampled: the same of sampled text, if ``calibration`` has greedy text alone; the plan serves both.
         occupancy: how often how many texts are there; every number that ``latency`` has steps for equally often.
 
     Raises:

@@ -208,9 +208,9 @@ class GraphSet(_Struct, frozen=True):
     precision: Precision
     # There only once it is among the manifest's ``files``.
     weights: BundlePath
-    # Says where in ``weights`` each weight lies, where the file itself does not.
+    # Says where in ``weights`` each weight lies, if the file itself does not.
     index: BundlePath | None
-    # The chip that it was lowered for, where that matters.
+    # The chip that it was lowered for, if that matters.
     soc: str | None
     graphs: tuple[GraphSignature, ...]
     # Package -> the least release of it that the graphs need; empty where any will do.

@@ -123,7 +123,7 @@ class Prior(_Struct, frozen=True):
 class StepTime(_Struct, frozen=True):
     """The time of a step of a gear after a text of ``length`` tokens, draft, verify and host together.
 
-    ``late`` are tokens that the drafter's caches were behind, beyond those of one step; the time is that of a launch of
+    ``late`` are tokens missing in the drafter's caches, beyond those of one step; the time is that of a launch of
     ``texts`` texts, all with this gear.
     """
 

@@ -123,7 +123,7 @@ class Caches:
         self._kept.clear()
 
     def _longest(self, prompt: Sequence[int]) -> tuple[_Kept | None, int]:
-        """The kept text that shares most with a prompt, and tokens to start behind, one less than they share.
+        """The kept text that shares most with a prompt, and the tokens to start after, one less than they share.
 
         So at least one is read, for its logits, and a drafter's last slot stands for a token that stays the same.
         """

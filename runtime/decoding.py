@@ -158,7 +158,7 @@ class Decoding:
         self.engine, self.options, self.policy, self.trace = engine, options, policy, trace
         self.prompt = _checked_prompt(bundle, prompt)
         self.tokens: list[int] = []
-        # Of every token, where they were asked for.
+        # Of every token, if they were asked for.
         self.logprobs: list[TokenLogprobs] = []
         self.result: Result | None = None
         # What the last step did.
@@ -308,7 +308,7 @@ class Decoding:
         self._choice_us = _now_us() - self._began_us
 
     def _behind(self) -> int:
-        """Tokens that the drafter's caches are behind, beyond those that the last step gained."""
+        """Tokens missing in the drafter's caches, beyond those that the last step gained."""
         draft = self.state.draft
         return max(draft.waiting - self._gained, 0) if draft is not None and draft.buffers else 0
 
@@ -369,7 +369,7 @@ class Decoding:
         if self.options.logprobs is None:
             return
         if self.state.logprobs is None:
-            raise RequestError("logprobs: this engine draws on its device, where they stay; leave logprobs out")
+            raise RequestError("logprobs: this engine draws on its device, and they stay there; leave logprobs out")
         self.logprobs += self.state.logprobs[: len(self.tokens) - len(self.logprobs)]
 
     def _piece(self, piece: str) -> str:

@@ -29,7 +29,7 @@ from draftwood.trees import TreeBuffers
 # T tree rows, n tokens of a text, V vocabulary
 
 PROMPT_TOKENS = 12
-# After it trees reach over the border of a block, where a bitwise engine's sums change their form.
+# After it trees reach over the border of a block: there a bitwise engine's sums change their form.
 BORDER_TOKENS = BLOCK_SLOTS - 2
 # Tokens of a prompt that are read one by one, to hold the smallest graph for prompts to it; rounding is measured after
 # as many.
@@ -163,7 +163,7 @@ def _plain_text(engine: Engine, state: SequenceState, plain: Gear, root: int, st
 
 
 def _caches(engine: Engine, state: SequenceState) -> list[NDArray[np.float32]]:
-    """The text's rows of every cache, where they lie in the host's memory, token behind token."""
+    """The text's rows of every cache that lies in the host's memory, token after token."""
     host = not engine.bitwise and isinstance(state.kv.buffers[0], np.ndarray)
     return [rows.copy() for rows in rows_of(state)] if host else []
 

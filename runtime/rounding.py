@@ -25,8 +25,8 @@ TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
 QUANTISED_TOLERANCE = 5e-2
 # Of the largest value: a step of its rounding to int8.
 STEP = 1 / 127
-# Few rows of plain steps are measured and many compared, of which the worst counts; and sums differ in every product of
-# a layer. Rounding to int8 is moved in every value of the caches, where a graph moves it in few.
+# Few rows of plain steps are measured, and the worst of many compared ones counts; and sums differ in every product of
+# a layer. Rounding to int8 is moved in every value of the caches; a graph moves it in few.
 FACTOR, FACTOR_OF_STEPS = 8, 2
 STEPS = 3
 

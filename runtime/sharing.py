@@ -9,7 +9,7 @@ does the next launch for all whom that serves. Threads that come meanwhile are s
 * A text is admitted when the budget has room for its caches at its end (`draftwood.runtime.caches`); who waits for
   room is admitted in the order of asking. Who comes when as many as may wait do is refused at once.
 * Who is not iterated over does not wait for a launch: a slow reader delays nobody. His caches count until he ends.
-* A text that ends, fails or is cancelled frees its room when its launch has ended, or at once where it is in none.
+* A text that ends, fails or is cancelled frees its room when its launch has ended, or at once if it is in none.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class Sharing:
                     self._leave(text)
 
     def _withdraw(self, ticket: _Ticket | None) -> None:
-        """Takes a ticket out of its queue, where no launch has it yet."""
+        """Takes a ticket out of its queue, unless a launch has it already."""
         for queue in (self._queues.prompts, self._queues.steps):
             if ticket is not None and ticket in queue:
                 queue.remove(ticket)
@@ -344,7 +344,7 @@ class Sharing:
             group[0].error = error
 
     def _advance(self, group: Sequence[_Ticket]) -> None:
-        """A step of all; where the launch fails, each text takes its step by itself, so that a text fails alone."""
+        """A step of all. If the launch fails, each text takes its step by itself, so that a text fails alone."""
         try:
             _launched(self.engine, [place.text for place in group])
         except Exception as error:

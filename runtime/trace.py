@@ -54,10 +54,10 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     accept_us: float
     # The rest of the step, in none of the three above.
     host_us: float
-    # Of the last token gained among the candidates at the path's end, where the drafter's list is known; past its
-    # end, if the token is none of them.
+    # The last gained token's rank among the candidates at the path's end, if the drafter's list is known; past its end,
+    # if the token is none of them.
     rank: int | None = None
-    # What the policy that chose the gear expected of the step, where it had an opinion.
+    # The gain that the policy expected of the step, if it had an opinion.
     expected_tokens: float | None = None
     expected_us: float | None = None
     # How many invariants of its tree and caches the step was held to; None where no engine for comparison ran.

@@ -88,7 +88,7 @@ def numbered_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def chat_ids(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
-    """A chat's token ids; where the tokenizer has no template for one, those of its messages, line by line."""
+    """A chat's token ids; if the tokenizer has no template for one, those of its messages, line by line."""
     if tokenizer.has_chat:
         return tokenizer.chat(messages)
     return tokenizer.encode("\n".join(message["content"] for message in messages))

@@ -22,7 +22,7 @@ _PACKED = "pack-quantized"
 _ROUNDED = ("int-quantized", "naive-quantized")
 _BITS = {"gptq": (4, 8), "awq": (4,)}
 _WAY_OUT = (
-    "take its AWQ, GPTQ or compressed-tensors version, or the original one, of which draftwood quantize makes W8A8"
+    "take its AWQ, GPTQ or compressed-tensors version, or the original one, which draftwood quantize turns into W8A8"
 )
 # Unsupported methods and formats, and why none is whole numbers with a scale and a zero a group.
 _REASONS = {

@@ -73,7 +73,7 @@ ELEMENT_WORK = Constant(
     value=8,
     unit="FLOP",
     mark="assumption",
-    source="order of magnitude; where it decides, the result is no better than a factor of two",
+    source="order of magnitude; if it decides, the result is no better than a factor of two",
 )
 COLLECTIVE_OVERHEAD = Constant(
     name="fixed cost of a collective of several devices",

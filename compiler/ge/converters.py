@@ -1,4 +1,4 @@
-"""How operators of ours are put to GE, where torchair's own form of them would cost kernels.
+"""Our own GE forms of operators whose form in torchair would cost kernels.
 
 A converter is registered with torchair as its documentation tells makers of operators to. So a graph compiled on a
 device and one lowered here have the same form of it.

@@ -69,7 +69,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Placed:
     """Where a node runs; ``raised`` are the operands and results around which GE adds a Cast to float32.
 
-    ``nearest`` is the row that comes nearest, where neither engine takes the node.
+    ``nearest`` is the row that comes nearest, if neither engine takes the node.
     """
 
     engine: Literal["AI Core", "AI CPU", "none"]

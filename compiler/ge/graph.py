@@ -61,7 +61,7 @@ class Declared(NamedTuple):
     """An operator's description of one input or output.
 
     ``shape`` is None where GE infers it; ``layout`` is how it lies in memory, ND row by row. ``source``, ``operator``
-    and ``number`` name the node of the traced program and which of its values it is, where torchair has noted it.
+    and ``number`` name the node of the traced program and which of its values it is, if torchair has noted it.
     """
 
     name: str

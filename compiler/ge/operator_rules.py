@@ -344,7 +344,7 @@ def _collective(use: Use) -> Iterator[Broken]:
             f"sends {source}, whose address a static graph cannot refresh; expected a computed tensor ({_HCOM})",
         )
     if any(reader.type == "NetOutput" for reader, _ in use.graph.readers(use.node.name)):
-        yield "error", f"its result is an output of the graph; expected another operator behind it ({_HCOM})"
+        yield "error", f"its result is an output of the graph; expected another operator after it ({_HCOM})"
     if use.node.type == "HcomAllReduce" and use.given["x"][0] is torch.bfloat16:
         yield "warning", "the operator's definition lists no bfloat16, which HCCL itself adds up"
 

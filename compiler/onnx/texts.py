@@ -1,4 +1,4 @@
-"""A graph for several texts, made of the graph for one: products with weights are done once, for the rows of all.
+"""A graph for several texts, made of the graph for one: products with weights are done once, with the rows of all.
 
 A product with a weight takes the rows of all texts, one text after the other. So does every following node that treats
 all rows alike. All other nodes are repeated for each text. Weights are therefore read once for all texts, in a step of

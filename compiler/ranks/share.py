@@ -43,7 +43,7 @@ def check_ranks(config: TeacherConfig, ranks: int, what: str) -> None:
     heads, kv_heads = config.heads, config.kv_heads
     if (config.quantised or config.packed) and ranks > 1:
         raise RequestError(
-            f"--ranks {ranks}: {what} is quantised; expected plain weights, for a row's scale would be another on every"
+            f"--ranks {ranks}: {what} is quantised; expected plain weights, because a row has another scale on every"
             " rank; build for one rank"
         )
 

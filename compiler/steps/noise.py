@@ -66,7 +66,7 @@ def level_noise(keys: Tensor, vocabulary: int, ids_U: Tensor | None = None) -> T
 
 
 def ciphered(upper: Tensor, lower: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """`draftwood.noise.rounds` in operators of an NPU, where a shift to the right is a share of what a mask leaves."""
+    """`draftwood.noise.rounds` in operators of an NPU: a shift to the right scales the masked number."""
     each = numbers.flatten(0, 1)[..., None].unbind(0)
     for total, rest in zip(each[: len(each) // 2], each[len(each) // 2 :], strict=True):
         mixed = torch.ops.draftwood.multiply_add(rest, lower, lower + total) & _MIDDLE

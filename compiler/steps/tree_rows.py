@@ -21,7 +21,7 @@ from draftwood.trees import Topology, TreeBuffers, tensorize
 class TreeRows(NamedTuple):
     """A tree to verify: the rows' tokens, parents and depths int64 [T], and whom each sees, bool [T, T].
 
-    ``chosen`` int64 [1] is the confidence class whose tree it is, where there are several.
+    ``chosen`` int64 [1] is the confidence class whose tree it is, if there are several.
     """
 
     tokens: Tensor

@@ -38,7 +38,7 @@ def has_tokenizer(model: Path) -> bool:
     if not readable and (other := model / SENTENCEPIECE).is_file():
         code = f"A.from_pretrained({str(model)!r}).save_pretrained({str(model)!r})"
         warnings.warn(
-            f"{other}: SentencePiece's form alone, which is not read, so prompts are token ids; where sentencepiece is"
+            f"{other}: SentencePiece's form alone, which is not read, so prompts are token ids; if sentencepiece is"
             f" installed transformers writes tokenizer.json: from transformers import AutoTokenizer as A; {code}",
             IgnoredField,
             stacklevel=2,

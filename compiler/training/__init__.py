@@ -1,1 +1,1 @@
-"""What training asks of every kind of drafter, and gives it: a student, its batches and its losses."""
+"""The contract between training and a kind of drafter: a student, its batches and its losses."""

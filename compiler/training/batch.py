@@ -1,4 +1,4 @@
-"""What a drafter learns from: texts with the teacher's hidden states, and the tokens a text has further on.
+"""A drafter's training data: texts with the teacher's hidden states, and the tokens a text has further on.
 
 A context is a place t in a text (a *slot* of the drafter). There the runtime has the teacher's states of token t and
 the root, which is token t + 1. It asks for token t + 2 at level 0, token t + 3 at level 1, and so on. Roots are the
@@ -15,15 +15,15 @@ from torch import Tensor
 # N contexts, B texts a batch, S tokens of the longest, C contexts of the longest, I levels, H hidden size, F width of
 # the aux states
 
-# A target behind the end of the text.
+# A target after the end of the text.
 NONE = -100
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some texts with the teacher's states, padded on the right, where no context looks.
+    """Some texts with the teacher's states, padded on the right, which no context reads.
 
-    Contexts are numbered text by text: what is said of "each context", [N], is in that order.
+    Contexts are numbered text by text: values of "each context", [N], are in that order.
     """
 
     # int64 [B, S].
@@ -34,7 +34,7 @@ class Batch:
     slot_BC: Tensor
     # bool [B, C]: False past a text's last context. N of them are True.
     there_BC: Tensor
-    # The teacher's states behind its final norm, [B, S, H], which its output matrix reads.
+    # The teacher's states after its final norm, [B, S, H], which its output matrix reads.
     last_BSH: Tensor
     # Its states entering the aux layers, low to high, [B, S, F].
     aux_BSF: Tensor
@@ -52,11 +52,11 @@ class Batch:
         return states_BSH.gather(1, index_BCH)
 
     def ahead(self, distance: int) -> Tensor:
-        """The token ``distance`` behind each context's slot, int64 [B, C]; the padding's where there is none."""
+        """The token ``distance`` after each context's slot, int64 [B, C]; the padding's where there is none."""
         return self.ids_BS.gather(1, (self.slot_BC + distance).clamp(max=self.ids_BS.shape[1] - 1))
 
     def targets(self, levels: int) -> Tensor:
-        """What each level should predict in each context, int64 [N, I]: tokens, NONE behind the end."""
+        """The target of each level in each context, int64 [N, I]: tokens, NONE after the end."""
         found = []
         for level in range(levels):
             inside_BC = self.slot_BC + 2 + level < self.length_B[:, None]
@@ -64,7 +64,7 @@ class Batch:
         return torch.stack(found, 1)
 
     def temperatures(self) -> Tensor:
-        """That of each context's text, float32 [N]."""
+        """The temperature of each context's text, float32 [N]."""
         return self.temperature_B[self.there_BC.nonzero()[:, 0]]
 
     def places(self, levels: int) -> Tensor:

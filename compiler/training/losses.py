@@ -22,7 +22,7 @@ SHARPNESS = 0.8
 
 
 class Target(Protocol):
-    """What rows should predict."""
+    """The targets of rows."""
 
     def against(self, logits_RV: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each row, [R], and its gradient with respect to the logits, [R, V]; ``rows_R`` names the rows."""
@@ -73,7 +73,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What the teacher draws at a temperature, with noise that the drafter shares; its distribution where it is greedy.
+    """The teacher's draws at a temperature, with noise that the drafter shares; its distribution if it is greedy.
 
     Each row has noise of its own, new at every look: what is learnt is the order under any noise (docs/sampling.md).
     """

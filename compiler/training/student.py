@@ -72,7 +72,7 @@ class Student(nn.Module):
                 parameter.data.copy_(tensors[name])
 
     def features(self, batch: Batch) -> Tensor:
-        """What ``logits`` reads of each context and level, [N, I, H]."""
+        """The input of ``logits`` for each context and level, [N, I, H]."""
         raise NotImplementedError
 
     def output(self, level: int) -> Tensor:
@@ -179,7 +179,8 @@ class Student(nn.Module):
         return torch.cat(found).exp()
 
     def logits(self, features_NH: Tensor, level: int, noise_NV: Tensor | None = None) -> Tensor:
-        """What a level ranks by, float32 [N, V], of ``frozen`` features; minus infinity where it proposes nothing."""
+        """A level's ranking, float32 [N, V], from ``frozen`` features; minus infinity for tokens that it cannot
+        propose."""
         logits_NV = F.linear(features_NH, self.output(level).to(self.output_VH.dtype)).float()
         return logits_NV if noise_NV is None else logits_NV + noise_NV
 

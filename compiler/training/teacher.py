@@ -38,7 +38,7 @@ class TextCaches:
         self.length = 0
 
     def put(self, layer: int, keys_BKTD: Tensor, values_BKTD: Tensor) -> Tensor:
-        """Writes a layer's new columns behind those in use; gives all of them, [2, B, K, length + T, D]."""
+        """Writes a layer's new columns after those in use; gives all of them, [2, B, K, length + T, D]."""
         end = self.length + keys_BKTD.shape[2]
         self.layers[layer][:, :, :, self.length : end] = torch.stack((keys_BKTD, values_BKTD))
         return self.layers[layer][:, :, :, :end]
@@ -113,7 +113,7 @@ class FrozenTeacher:
         return self.config.intermediate
 
     def last_layer(self) -> dict[str, Tensor]:
-        """The last layer's matrices and norms, under the names of a Llama's layer, where a drafter's layer begins.
+        """The last layer's matrices and norms, under the names of a Llama's layer: a drafter's layer begins with them.
 
         Biases and norms of heads are left out. Of a mixture as many experts as a row goes to stand side by side, the
         first of them, each with an equal share.
@@ -143,9 +143,9 @@ class FrozenTeacher:
 
     @torch.no_grad()
     def states(self, ids_BS: Tensor, layers: Sequence[int] = ()) -> Tensor:
-        """States of whole texts, float32 [B, S, A]: those behind the last norm, then those that enter ``layers``.
+        """States of whole texts, float32 [B, S, A]: those after the last norm, then those that enter ``layers``.
 
-        What enters a layer behind the last one is what leaves the last. Padding is on the right, where nothing sees it.
+        The entry after the last layer is the last layer's output. Padding is on the right, and no token sees it.
         """
         position_BS = torch.arange(ids_BS.shape[1], device=self.device).expand_as(ids_BS)
         return self._run(ids_BS, position_BS, lambda layer, *rows: torch.stack(rows), None, layers)
@@ -218,7 +218,8 @@ def _typed(name: str, weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _mask(seen_BC: Tensor, rows: int) -> Tensor:
-    """What each of the last ``rows`` columns sees, bool [B, 1, T, C]; padding sees itself, so that nothing is empty."""
+    """The columns that each of the last ``rows`` columns sees, bool [B, 1, T, C]; padding sees itself, so no row is
+    empty."""
     column_C = torch.arange(seen_BC.shape[1], device=seen_BC.device)
     own_T1 = column_C[-rows:, None]
     return ((seen_BC[:, None] & (column_C <= own_T1)) | (column_C == own_T1))[:, None]

@@ -6,7 +6,7 @@ that may lose least decides (`draftwood.runtime.policy.bank`).
 
 Plain decoding shows nothing of the drafter, so by itself it would never be left again. If no draft is expected to gain,
 one is tried now and then, provided that the bank has saved its cost. Nor do drafts show how long plain steps take, on
-which the promise rests: where drafts gain little, a few plain steps check it now and then.
+which the promise rests. If drafts gain little, a few plain steps check it now and then.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Launch:
 
     @property
     def charged_us(self) -> float:
-        """Microseconds that its texts answer for: those it took, once it has ended, where any of them drafts."""
+        """Microseconds that its texts answer for: those it took, once it has ended, if any of them drafts."""
         return self.us if self._took_us is None else self._took_us
 
     def ended(self, us: float) -> None:

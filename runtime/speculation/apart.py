@@ -1,4 +1,4 @@
-"""Texts that are held to grammars of strangers, each of which has a process of its own.
+"""Texts held to grammars of strangers; each grammar has its own process.
 
 `draftwood.runtime.speculation.keeper` is the program, and says what holds those processes. Draws and drafts ask them
 over a socket; a draft's step asks two or three times, a draw once or twice.
@@ -187,7 +187,7 @@ class ApartGrammar:
             return "takes too long to say which tokens may come next"
         if number == signal.SIGABRT:
             return f"takes more than {keeper.MOST_MEMORY >> 20} MB"
-        return "is given up, for it ended the process that it was read in" if number else "is given up"
+        return "is given up, because it ended the process that it was read in" if number else "is given up"
 
 
 def _close(talk: socket.socket, life: socket.socket) -> None:
@@ -228,7 +228,7 @@ class ApartGuide:
         return np.array(self._asked(tokens, "filled", *shaped), np.int64)
 
     def _asked(self, else_: Any, name: str, *given: Any) -> Any:
-        """An answer; where the process has ended the draws say so, and a draft stays as it is."""
+        """An answer. If the process has ended, the draws say so and a draft stays as it is."""
         try:
             return self._grammar.ask(name, *given)
         except RequestError:

@@ -81,7 +81,7 @@ class DraftCache:
 
     @property
     def on_device(self) -> Buffer | None:
-        """The buffer that begins with the features of all waiting rows, where one does."""
+        """The buffer that begins with the features of all waiting rows, if there is one."""
         (only,) = self._features if len(self._features) == 1 else (None,)
         return only.buffer if isinstance(only, DeviceRows) else None
 

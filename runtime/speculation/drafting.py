@@ -77,7 +77,7 @@ class Drafting:
         return max(self._drafts.get(name, ()), default=1)
 
     def drafts(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
-        """`draft` of every text; those that the same graph drafts for share launches, where the bundle has graphs for
+        """`draft` of every text; those that the same graph drafts for share launches, if the bundle has graphs for
         several."""
         drafted = dict[int, Draft]()
         for graph, texts in self.launches(states, gears):
@@ -139,7 +139,7 @@ class Drafting:
     ) -> tuple[dict[str, NDArray], dict[str, Buffer]]:
         """Inputs of a draft graph for a text, which has a ``place`` in the launch: small inputs, and buffers.
 
-        ``allowed`` bool [V] are the tokens of the first levels, where more is known than the text's guide says.
+        ``allowed`` bool [V] are the tokens of the first levels, if more is known than the text's guide says.
         """
         assert state.draft is not None, "a gear that drafts belongs to a bundle with a drafter"
         cache = state.draft

@@ -1,7 +1,7 @@
 """Drafts of a text that is held to a grammar: they propose what it allows, and what it forces.
 
-A draft graph adds its noise to the logits before it chooses; where a token is forbidden the noise has a number that no
-logit makes up for. That is known of the level after the root, and of the next one as long as one token alone may come.
+A draft graph adds its noise to the logits before it chooses. For a forbidden token the noise is a number that no logit
+makes up for. That is known of the level after the root, and of the next one as long as one token alone may come.
 Further down the allowed tokens depend on the path, so a drafted tree is gone through from its root. If levels are
 ranked, the children of a row are the best candidates that are allowed after it. Otherwise a draft that proposes a
 forbidden token is made again, its levels held to the tokens allowed after its best path. Forbidden tokens still make
@@ -44,7 +44,7 @@ class Guiding(Protocol):
     """The questions of drafts to a guide, wherever that is."""
 
     def follow(self, tokens: Sequence[int], root: int) -> bool:
-        """Goes on to a root after committed tokens, prompt and all; False where the grammar's bounds end that."""
+        """Goes on to a root after committed tokens, the prompt included; False if the grammar's bounds end that."""
 
     def first_levels(self, count: int) -> list[NDArray[np.bool_]]:
         """bool [V] of at most so many levels after the root: what may stand there, as far as that is known."""
@@ -57,21 +57,21 @@ class Guiding(Protocol):
     ) -> list[NDArray[np.bool_]]:
         """bool [V] of every level as far as it is known: what may stand after the best path that is allowed.
 
-        None where the best child of every likely row of that path is allowed; ``scores`` are the nodes' as a draft has
+        None if the best child of every likely row of that path is allowed. ``scores`` are the nodes', as a draft has
         them.
         """
 
     def filled(
         self, tree: TreeBuffers, tokens_T: NDArray[np.int64], candidates_IK: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """A tree's tokens int64 [T], of which those that are forbidden are exchanged where others are known.
+        """A tree's tokens int64 [T]: forbidden ones are exchanged for allowed ones that are known.
 
-        ``candidates`` are those of every level, best first, where levels are ranked.
+        ``candidates`` are those of every level, best first, if levels are ranked.
         """
 
 
 class Guide:
-    """The guide of one text, whose first token that is held to the grammar stands at ``position``; see `Guiding`."""
+    """The guide of one text, held to its grammar from the token at ``position`` on; see `Guiding`."""
 
     def __init__(self, grammar: Foreseeing, position: int) -> None:
         self._grammar, self._known, self._next = grammar, position, position
@@ -172,7 +172,7 @@ class Guide:
         return from_(0, self._next)
 
     def _best_path(self, tree: Shape, tokens: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
-        """The rows that have children, each the best one allowed after the last: a row, where its children stand, and
+        """The rows that have children, each the best one allowed after the last: a row, the places of its children, and
         those. The grammar has taken the row."""
         below, at = _children(tree), self._next
         row: int | None = 0

@@ -203,7 +203,7 @@ class Keeper:
 
 
 def _memory() -> int:
-    """Bytes of this process's memory, as the limit counts it; where the system does not say, little."""
+    """Bytes of this process's memory, as the limit counts it; if the system does not say, little."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:

@@ -21,7 +21,7 @@ from draftwood.manifest import Dims
 
 # A numpy array, or what a device has in its place: slices, reshape and ravel are all that is asked of it.
 Buffer = Any
-# Makes a buffer of zeros of a shape, where an engine wants it.
+# Makes a buffer of zeros of a shape in the memory that an engine wants.
 Zeros = Callable[[tuple[int, ...]], Buffer]
 
 
@@ -128,7 +128,7 @@ class KvCache:
         self._take(self.buffers, slots, self.length)
 
     def copied(self, length: int, slots: int) -> Self:
-        """A cache of its own that holds the first ``length`` tokens, all of which must lie in place."""
+        """A cache of its own that holds the first ``length`` tokens; they must all lie in place."""
         if not 0 <= length <= min(self.placed, slots - 1):
             raise InvariantError(f"copy of {length} tokens into {slots} slots: {self.placed} lie in place")
         other = copy(self)

@@ -2,8 +2,8 @@
 
 A suffix automaton of the text (Blumer et al., 1985) knows every string in it. Its last state's suffix link is the
 longest end of the text that stands there once before: the *match*. The continuations are the ways on from there, with
-their counts. Where a tree wants more of them than there are, shorter ends of the text give the rest. Nothing here needs
-a graph or a device, and nothing of one text reaches another.
+their counts. If a tree wants more of them than there are, shorter ends of the text give the rest. Nothing here needs a
+graph or a device, and nothing of one text reaches another.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class TextIndex:
 
     @classmethod
     def corpus_of(cls, tokens: Sequence[int]) -> Self:
-        """A corpus, of which nobody asks how often it goes on as before."""
+        """A corpus; nobody asks how often it goes on as before."""
         index = cls()
         for token in tokens:
             index._append(token)

@@ -191,7 +191,7 @@ def _best_of(
 
 
 def _block_peaks(logits_V: Logits) -> Logits:
-    """The greatest logit of every block, the last of which may be short."""
+    """The greatest logit of every block; the last block may be short."""
     whole = logits_V.size // BLOCK * BLOCK
     peaks_B = logits_V[:whole].reshape(-1, BLOCK).max(1)
     return peaks_B if whole == logits_V.size else np.append(peaks_B, logits_V[whole:].max())

@@ -37,7 +37,7 @@ class SequenceState:
         corpus: TextIndex | None = None,
     ) -> None:
         self.kv, self.draft, self.sampling = kv, draft, sampling or Sampling()
-        # What tokens may be drawn, where not all, and what is to be drafted then.
+        # The tokens that may be drawn, if not all, and the drafts that then suit.
         self.constraint: Constraint | None = None
         self.guide: Guiding | None = None
         # Token ids and what is added to their logits before a draw.

@@ -32,7 +32,7 @@ class Draft(NamedTuple):
 
     ``scores_M`` are log-probabilities of the nodes: a candidate's own if levels are ranked (Medusa, FastEagle), its
     path's if nodes are (EAGLE-3). A tree that was looked up in the text, after a match of class ``match``, has none.
-    ``candidates_IK`` are those of every level, where levels are ranked.
+    ``candidates_IK`` are those of every level, if levels are ranked.
     """
 
     tokens_T: NDArray[np.int64]
@@ -86,19 +86,19 @@ class Outcome(NamedTuple):
         path: the rank path that the teacher accepted, even where the text ends on it; empty if nothing was drafted.
             Nodes that were looked up besides a drafter's have rank `LOOKED_UP`.
         gained: tokens, the bonus counted.
-        rank: of the bonus among the candidates at the path's end, where the drafter's list is known: one that no
-            tree has if it is beyond the list. None where only the tree's own nodes are known.
-        draft_us, verify_us: microseconds in the graphs; where one launch does both, they are its verify.
+        rank: of the bonus among the candidates at the path's end, if the drafter's list is known: one that no tree has
+            if it is beyond the list. None where only the tree's own nodes are known.
+        draft_us, verify_us: microseconds in the graphs; if one launch does both, they are its verify.
         host_us: microseconds outside them: acceptance, commit, and the choice of the gear.
-        confidence: probability of the drafter's best first candidate, where known.
-        late: tokens that the drafter's caches were behind, beyond those of one step.
+        confidence: probability of the drafter's best first candidate, if known.
+        late: tokens missing in the drafter's caches, beyond those of one step.
         tokens: those that were gained, in order; the last is the bonus, the new root.
         rows: of the tree.
         accept_us: the part of ``host_us`` that acceptance and commit took.
         texts: that shared the launch; all times are of the whole launch.
         match: class of the match after which a tree was looked up in the text.
         draft: the tree that was verified.
-        invariants: of tree and caches that were looked at, all of which held; None where no engine for comparison ran.
+        invariants: of tree and caches that were checked, and held; None unless an engine for comparison ran.
     """
 
     gear: Gear

@@ -23,7 +23,7 @@ from draftwood.runtime.text import rendering
 
 # The longest published templates have some 20 000 characters.
 _MOST_SOURCE = 1 << 20
-# Until an answer comes: far beyond the processor time that it may take, for the machine may be busy.
+# Until an answer comes: far beyond the processor time that it may take, because the machine may be busy.
 _PATIENCE_SECONDS = 60.0
 
 
@@ -54,7 +54,7 @@ class Templates:
         """Starts the process, without waiting until it is ready: the first text then need not wait for it either."""
         with self._lock:
             if self._sources:
-                with contextlib.suppress(OSError):  # whoever asks is told
+                with contextlib.suppress(OSError):  # the next request says so
                     self._started()
 
     def render(self, name: str, values: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ Grammar = str | Mapping[str, Any]
 # Grammars that stay compiled.
 _KEPT = 32
 _MOST_CHARACTERS = 1 << 20
-# White space between the parts of JSON, where a schema does not say (in ``x-guidance``): a line and its indentation, no
+# White space between the parts of JSON, unless a schema says it (in ``x-guidance``): a line and its indentation, no
 # more. A weak model may find no end.
 _SPACE = r"\n?[ \t]{0,20}"
 
@@ -32,8 +32,8 @@ _SPACE = r"\n?[ \t]{0,20}"
 class Grammars:
     """Grammars that a tokenizer's texts can be held to.
 
-    ``source`` is the tokenizer as ``tokenizer.json`` has it; ``ends`` are the teacher's end tokens, of which a grammar
-    says when they may come.
+    ``source`` is the tokenizer as ``tokenizer.json`` has it; ``ends`` are the teacher's end tokens; a grammar says when
+    they may come.
 
     Raises:
         RequestError: llguidance is not installed, or cannot read the tokenizer; no token ends a text.
@@ -146,7 +146,7 @@ class TextGrammar:
         self._taken += 1
 
     def _go(self, position: int) -> None:
-        """Goes back to a position, where the text has been further."""
+        """Goes back to an earlier position of the text."""
         self._first = position if self._first is None else self._first
         count = position - self._first
         if count > self._taken:
@@ -164,7 +164,7 @@ def _check(matcher: Any) -> None:
 
 
 def _refused(told: str) -> RequestError:
-    """The library's message, which has several lines, of which the first may say nothing, and names switches that
+    """The library's message. It has several lines, the first of them may say nothing, and it names switches that
     whoever asks cannot reach."""
     line = " ".join(told.split()).partition(" Enable '")[0]
     return RequestError(f"grammar: it cannot be followed: {line}")

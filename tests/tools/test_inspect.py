@@ -159,7 +159,7 @@ def test_a_drafter_beside_its_teacher(
         assert (found["kind"], found["drafter"], found["aux_layers"]) == ("drafter", kind, [0, 1, 2])
         assert told(capsys, folder, "--model", tiny_teacher)["reads"] == "the states entering layers 0, 1, 2"
         assert told(capsys, folder)["next"].startswith("--model TEACHER")
-    assert told(capsys, tiny_heads, "--model", tiny_teacher)["reads"] == "the state behind the last norm"
+    assert told(capsys, tiny_heads, "--model", tiny_teacher)["reads"] == "the state after the last norm"
     assert told(capsys, tiny_heads / "medusa_lm_head.safetensors")["kind"] == "medusa: Medusa heads"
 
 

@@ -65,7 +65,7 @@ def own_ray(processors: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def joined(address: str, trusted_network: bool | None = None) -> Iterator[None]:
-    """The Ray of a cluster, of which this machine is one; it goes on after the block.
+    """The Ray of a cluster that this machine belongs to; it goes on after the block.
 
     ``trusted_network`` True takes one without TLS, None says that this cannot be asked for.
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--behind",
         metavar="N[,N...]",
-        help="put prompts behind others of the file, up to so many tokens in turn",
+        help="put prompts after others of the file, up to so many tokens in turn",
     )
     parser.add_argument("--temperature", default="0", metavar="T[,T...]", help="of the answers (default 0: greedy)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="tokens an answer at most")
@@ -133,7 +133,7 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
 
 
 def _claim(calibration: Calibration, out: Path, models: Mapping[str, str]) -> None:
-    """Notes of which models the counts are; RequestError if there are counts of others, or nothing says whose."""
+    """Notes the models of the counts; RequestError if there are counts of others, or nothing says whose."""
     from draftwood.trees.calibration import differing
 
     if calibration.contexts.total and (name := differing(calibration.models, models)):

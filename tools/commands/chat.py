@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 class Conversation:
-    """Turns, each of which sees those before it."""
+    """Turns; each sees those before it."""
 
     def __init__(self, model: OpenedBundle, options: Any) -> None:
         self._model, self._options = model, options

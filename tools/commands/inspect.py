@@ -129,7 +129,7 @@ def read_tree_or_spec(subject: str, path: Path | None) -> tuple[str, Topology]:
         raise RequestError(f"{subject}: names {len(trees) - 1} trees; expected one")
     name, tree = trees[-1]  # plain decoding always comes first
     if not isinstance(tree, Topology):
-        raise RequestError(f"{subject}: has no shape to show, for the drafter chooses one at every step")
+        raise RequestError(f"{subject}: has no shape to show, because the drafter chooses one at every step")
     return name, tree
 
 
@@ -251,7 +251,7 @@ def bundle_text(found: dict[str, Any]) -> str:
             ("name", "rows", "depth", "width"),
             *((tree["name"], tree["rows"], tree["depth"], tree["width"]) for tree in found["trees"]),
         ],
-        "gears: tokens a step, as expected; ms behind half of the longest text": gear_rows(found["gear_figures"]),
+        "gears: tokens a step, as expected; ms after half of the longest text": gear_rows(found["gear_figures"]),
         "graphs, 0 = chosen at run time": [
             GRAPH,
             *(tuple(graph[key] for key in GRAPH) for graph in found["graphs"]),

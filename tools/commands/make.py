@@ -158,7 +158,7 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
         raise RequestError(f"--texts {args.texts}: expected 1 or more")
     prompts = read_prompts(args.prompts, MOST)
     if (count := len({prompt.conversation for prompt in prompts})) < JUDGES:
-        raise RequestError(f"--prompts: {count} conversations; expected at least {JUDGES}, of which one judges")
+        raise RequestError(f"--prompts: {count} conversations; expected at least {JUDGES}; one of them judges")
     model = resolve(args.model)
     teacher = Checkpoint.open(model)
     check_prompts(model, teacher, prompts)

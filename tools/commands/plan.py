@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how often how many texts are there (default: every number up to the table's equally often)",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="PLAN", help="for build --tree plan:PLAN")
-    parser.add_argument("--explain", action="store_true", help="say why, and draw pictures beside PLAN")
+    parser.add_argument("--explain", action="store_true", help="say why, and draw pictures next to PLAN")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
     parser.add_argument("--precision", choices=PRECISIONS, default="exact", help="of the teacher, as for build")
     parser.add_argument(
-        "--rows", metavar="T[,T...]", help="row counts beside the bundle's trees'; of a model, instead of 1 to 64"
+        "--rows", metavar="T[,T...]", help="row counts besides the bundle's trees'; of a model, instead of 1 to 64"
     )
     parser.add_argument(
         "--kv", metavar="C[,C...]", help="KV lengths in slots (default: the bundle's; of a model, 1024 to 8192)"

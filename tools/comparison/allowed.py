@@ -28,13 +28,13 @@ FACTOR, FACTOR_OF_HALVES = 8, 32
 # now and then. Measured on teachers of two layers: the interpreter differed by nothing, in W8A8 and with sums of two
 # ranks by half of what this moves; a dropped commit by 1.5 times that.
 FACTOR_IN_HALF = 1
-# One value of every row is moved by a whole step of its rounding, where a graph moves few, and of few rows several.
-# Measured on SmolLM2: 0.4 of that in four bits, 0.3 in W8A8.
+# One value of every row is moved by a whole step of its rounding. A graph moves few, and several in few rows. Measured
+# on SmolLM2: 0.4 of that in four bits, 0.3 in W8A8.
 FACTOR_OF_STEPS = 2
 SEEDS = 2
 _STEPS = 127  # of a row's, or a block's, largest value where it is rounded to int8
-# A row of which less is added than this share of the median's counts as one of so much: else the last bits of a state
-# that is a thousand times as large would be all of it.
+# A row with less added to it than this share of the median's counts as one with so much. Otherwise the last bits of a
+# state that is a thousand times as large would be all of it.
 _LEAST = 0.1
 
 # By the number of a norm, without the last one's: the half block that ends there.

@@ -74,9 +74,9 @@ class Pair:
     reference: Engine
     engine: Engine
     tolerance: float
-    # Of drafts, where it is another: a drafter in int8 goes with a teacher that is not.
+    # The tolerance of drafts, if it differs: a drafter in int8 goes with a teacher that is not.
     of_drafts: float | None = None
-    # By quantity, where rounding was measured.
+    # By quantity, if rounding was measured.
     measured: Mapping[str, Allowed] = field(default_factory=dict)
     # Whether drafts and the drafter's caches are compared.
     drafts: bool = True
@@ -197,7 +197,7 @@ def _compare_caches(
 
 
 def _fresh(pair: Pair, slots: int, tokens_n: NDArray[np.int64], kept: Sequence[States]) -> SequenceState:
-    """The reference's text in one piece; where it follows, from the states that the text's rows had."""
+    """The reference's text in one piece; if it follows an engine, from the states that the text's rows had."""
     if pair.following:
         return pair.following.replayed(slots, tokens_n, kept)
     state = pair.reference.begin(slots)

@@ -179,7 +179,7 @@ class Steps:
         return self._verified(self._begun(), (wrong, self.right))
 
     def commit(self, route: list[int], path: list[int], drop: bool = False) -> list[Comparison]:
-        """Of the token after the tree step and a commit of ``route`` for ``path``.
+        """The rows of the token after the tree step and a commit of ``route`` for ``path``.
 
         ``drop`` keeps what lies in the places of the route's rows.
         """

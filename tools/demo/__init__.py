@@ -10,7 +10,7 @@ from draftwood.files import cache_home
 FOLDER = Path(__file__).parent
 # SmolLM2 where a model is asked for, and the bundle that ``draftwood demo`` built of it where a bundle is.
 NAME = "demo"
-# Drafters of SmolLM2 that are shipped (their model card is beside them).
+# Drafters of SmolLM2 that are shipped (their model card lies next to them).
 DRAFTERS = {f"{NAME}-{path.parent.name}": path.parent for path in sorted(FOLDER.glob("*/config.json"))}
 # What the folders of its bundles are named by, in the user's cache.
 KEPT = "demo-smollm2"

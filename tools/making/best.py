@@ -2,8 +2,8 @@
 
 By bytes alone nobody can tell: four bits are the fastest for one row, eight for trees and for several sequences. So
 each precision's steps are timed here, and each one's perplexity is held to the exact numbers'. What is chosen is made
-and judged; where that fails, the next one. The drafter's precision changes no text: in the end it is tried in eight
-bits besides what was chosen.
+and judged; if that fails, the next one. The drafter's precision changes no text: in the end it is tried in eight bits
+besides what was chosen.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROUNDS = {
     ("nbits8", False): "rows and weights, to int8 with a scale for every 32 inputs",
     ("w8a8", False): "rows, to int8 with a scale each, and weights, to int8 with a scale an output",
     ("exact", True): "rows, to int8 with a scale each, as the checkpoint says",
-    ("nbits", True): "rows, to int8 with a scale for every 32 inputs in the place of one",
+    ("nbits", True): "rows, to int8 with a scale for every 32 inputs instead of one",
 }
 
 

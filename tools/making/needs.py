@@ -57,7 +57,7 @@ def check_room(checkpoint: Checkpoint, precision: Precision, out: Path, copies: 
     if runs and there and needed > _SHARE * there:
         raise RequestError(f"{said}; cannot run here; {_way_out(checkpoint, needed, _SHARE * there)}")
     if copies * needed + _BESIDE_BYTES > free:
-        more = f", of which {copies} copies are made" if copies > 1 else ""
+        more = f", in {copies} copies" if copies > 1 else ""
         raise RequestError(f"{said}{more}; cannot be written to {out}; {_way_out(checkpoint, needed, free / copies)}")
     return said
 

@@ -79,7 +79,7 @@ class Calls:
 
     Args:
         form: how calls are written.
-        names: of the tools; where calls have no marks, what names none of them is text.
+        names: of the tools; if calls have no marks, text that names none of them stays text.
         most: calls that are given; later ones are dropped.
     """
 

@@ -82,7 +82,7 @@ class Completion:
             ask.session = session
         self._choices = body.n or 1
         self.texts = [Text() for _ in self._asks]
-        # What finds calls of tools in a text, where there are tools.
+        # The reader of tool calls in a text, if there are tools.
         self._calls: list[Calls] = []
         if isinstance(body, ChatBody) and form is not None and offered:
             names, most = (

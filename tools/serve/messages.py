@@ -78,7 +78,7 @@ class Ready(Struct, tag=True, kw_only=True):
     """The bundle is proved and warm."""
 
     context: int
-    # How calls of tools are written, where the chat template takes any.
+    # How calls of tools are written, if the chat template takes any.
     calls: Form | None
 
 

@@ -52,7 +52,7 @@ def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
 
 
 def teacher_figures(folder: Path) -> dict[str, Any]:
-    """A teacher by its config.json and, where they are there, the headers of its weights."""
+    """A teacher by its config.json and, if they exist, the headers of its weights."""
     opened = _opened(folder)
     config = opened.config
     return {
@@ -196,7 +196,7 @@ def _drafter_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if "teacher" not in found:
         return [*rows, ("next", "--model TEACHER says what of it, and whether it fits")]
     teacher, states = found["teacher"], found["aux_layers"]
-    read = f"the states entering layers {', '.join(map(str, states))}" if states else "the state behind the last norm"
+    read = f"the states entering layers {', '.join(map(str, states))}" if states else "the state after the last norm"
     return [
         *rows,
         ("fits", f"{teacher['path']}, {teacher['family']} of {teacher['layers']} layers"),

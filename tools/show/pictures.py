@@ -69,7 +69,7 @@ def _draw_edges(
         (x0, y0), (x1, y1) = places[topology.parents[row]], places[row]
         axes.plot((x0, x1), (y0, y1), color="0.6", linewidth=1.2, zorder=1)
         if row in labels:
-            # Nearer to the child, where edges of one parent lie apart.
+            # Nearer to the child, because there the edges of one parent lie apart.
             at = (x0 + 0.62 * (x1 - x0), y0 + 0.62 * (y1 - y0))
             box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
             axes.text(*at, labels[row], fontsize=7, ha="center", va="center", zorder=2, bbox=box)

@@ -87,7 +87,7 @@ def _cost(plan: Plan, cost: Cost) -> str:
 
 
 def _served(plan: Plan, cost: Cost) -> str:
-    """Which gears serve how many texts of which length, and what a token takes."""
+    """The gears by number and length of texts, and the time of a token."""
     gears = {gear.name: gear for gear in plan.gears}
     rows: list[Sequence[object]] = [
         ("texts", "contexts need", "share", "served by", "KV", "ms/token", "plain ms/token")
@@ -134,7 +134,7 @@ def _speedup(us: float, plain_us: float) -> str:
 
 
 def _stairs(cost: Cost) -> Iterable[str]:
-    """Per KV length: what a step costs at each row count, what the best tree gains there, where the optimum lies."""
+    """Per KV length: a step's cost at each row count, the best tree's gain there, and the optimum."""
     for texts, slots in sorted({(stair.texts, stair.slots) for stair in cost.stairs}):
         level = [stair for stair in cost.stairs if (stair.texts, stair.slots) == (texts, slots)]
         best = min(level, key=lambda stair: stair.us_per_token)

@@ -27,7 +27,7 @@ from draftwood.tools.training.texts import Distilled, batch_of, by_length, padde
 # W texts, N tokens, B texts a batch, T fed tokens, S tokens of the longest, H hidden size, F width of the aux states,
 # A width of all
 
-# The folder beside the texts, and the most bytes in it. A GPU computes the states of a batch sooner than a disk gives
+# The folder next to the texts, and the most bytes in it. A GPU computes the states of a batch sooner than a disk gives
 # them.
 FOLDER, LARGEST = "states", {"cpu": 12 * 10**9, "cuda": 0}
 # Texts that the teacher reads at a time.

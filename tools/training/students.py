@@ -17,7 +17,7 @@ from draftwood.errors import CheckpointError, RequestError
 
 
 def begin(kind: str, options: dict[str, Any], teacher: FrozenTeacher, ids_V: Tensor | None) -> Student:
-    """A student that starts from the teacher's own weights, where the teacher lies; options are complete."""
+    """A student that starts from the teacher's weights, on the teacher's device; options are complete."""
     student = kind_named(kind).model.student(teacher, options, ids_V)
     student.to(teacher.device).start_from(teacher)
     return student

@@ -30,7 +30,7 @@ _SORTED = 16
 class Distilled:
     """Texts that a teacher wrote."""
 
-    # uint32 [N], all texts one behind the other.
+    # uint32 [N], all texts one after the other.
     tokens_N: np.ndarray
     # INDEX [W].
     index_W: np.ndarray
@@ -80,7 +80,7 @@ class Distilled:
         return np.isin(self.tokens_N[last], np.array(self.ends))
 
     def spans(self) -> np.ndarray:
-        """int [W]: contexts a text, those with a root and at least one token behind it."""
+        """int [W]: contexts a text, those with a root and at least one token after it."""
         return np.maximum(self.index_W["length"] - self.index_W["prompt"] - 1, 0)
 
     def tokens_of(self, text: int) -> np.ndarray:
@@ -90,7 +90,7 @@ class Distilled:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """What distill was asked for; OSError or ValueError where nothing says it."""
+    """The request that distill had; OSError or ValueError if no file says it."""
     found = json.loads((folder / "distill.json").read_text())
     if not isinstance(found, dict) or not isinstance(found.get("teacher"), str):
         raise ValueError("distill.json names no teacher")

@@ -238,7 +238,7 @@ class CachedNetwork(nn.Module):
         return ids_Rk.long(), top_Rk
 
     def rotary(self, position_R: Tensor, inside: bool = False) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [R, 1, D]; a position is held inside the tables, where not all are ``inside``."""
+        """Cosine and sine [R, 1, D]; a position is clamped to the tables, unless all are ``inside``."""
         held_R = position_R if inside else position_R.clamp(0, self.draft_cos.shape[0] - 1)
         cos_R1D, sin_R1D = (t.index_select(0, held_R)[:, None] for t in (self.draft_cos, self.draft_sin))
         return cos_R1D, sin_R1D

@@ -59,7 +59,7 @@ def grammars(tiny_bundle: Path) -> ApartGrammars:
 @pytest.mark.parametrize(
     ("grammar", "said"),
     [
-        (DEADLY, "grammar: is given up, for it ended the process that it was read in"),
+        (DEADLY, "grammar: is given up, because it ended the process that it was read in"),
         (ENDLESS, "grammar: takes more than "),
         ({"type": "nonsense"}, "grammar: "),
         ("start: (", "grammar: it cannot be followed: "),
