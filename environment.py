@@ -30,7 +30,7 @@ CANN_VERSIONS = (
 
 
 def torch_npu_folder() -> Path | None:
-    """Where torch_npu is installed, None where it is not; found even while it is hidden."""
+    """Where torch_npu is installed, None if it is not; found even while it is hidden."""
     # Not importlib.util.find_spec: that believes sys.modules, into which hide_torch_npu writes.
     spec = PathFinder.find_spec("torch_npu")
     return Path(spec.origin).parent if spec is not None and spec.origin else None
@@ -61,7 +61,7 @@ def cann_available() -> bool:
 
 
 def npu_chips() -> tuple[str, ...]:
-    """The chips that torch_npu sees, in a process of its own; none where it or CANN is missing."""
+    """The chips that torch_npu sees, in a process of its own; none if it or CANN is missing."""
     if not (torch_npu_installed() and cann_available()):
         return ()
     try:
@@ -79,7 +79,7 @@ def npu_count() -> int:
 
 
 def cann_version() -> str | None:
-    """The release of the CANN that ``ASCEND_HOME_PATH`` points to; None where no file states one."""
+    """The release of the CANN that ``ASCEND_HOME_PATH`` points to; None if no file states one."""
     home = os.environ.get("ASCEND_HOME_PATH")
     for pattern, stated in CANN_VERSIONS if home else ():
         for path in sorted(Path(str(home)).glob(pattern)):
@@ -102,7 +102,7 @@ def shield_torch() -> None:
 
 
 def hide_torch_npu() -> None:
-    """Makes torch_npu look absent where CANN is absent; to be called before transformers is imported."""
+    """Makes torch_npu look absent if CANN is absent; to be called before transformers is imported."""
     shield_torch()
     if torch_npu_installed() and not cann_available():
         # None is what the import system takes for "no such module".

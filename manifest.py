@@ -83,9 +83,9 @@ class StepSignature(_Struct, frozen=True, kw_only=True):
 
     name: Name
     kind: GraphKind
-    # Rows of the step (tree rows, prefill chunk); 0 where the graph takes any number.
+    # Rows of the step (tree rows, prefill chunk); 0 if the graph takes any number.
     rows: Count
-    # Cache slots C, the spare one counted; 0 where the graph takes any number or has no cache.
+    # Cache slots C, the spare one counted; 0 if the graph takes any number or has no cache.
     slots: Count
     inputs: tuple[TensorSignature, ...]
     outputs: tuple[TensorSignature, ...]
@@ -171,7 +171,7 @@ class Drafter(_Struct, frozen=True):
     candidates: Size
     # Width of the teacher's output per token that drafts are made from.
     features: Size
-    # Its caches of accepted text, key and value of each of ``layers``, none where that is 0.
+    # Its caches of accepted text, key and value of each of ``layers``, none if that is 0.
     layers: Count
     kv_heads: Count
     head_dim: Count
@@ -213,7 +213,7 @@ class GraphSet(_Struct, frozen=True):
     # The chip that it was lowered for, if that matters.
     soc: str | None
     graphs: tuple[GraphSignature, ...]
-    # Package -> the least release of it that the graphs need; empty where any will do.
+    # Package -> the least release of it that the graphs need; empty if any will do.
     needs: dict[Name, str] = {}
 
 
@@ -263,12 +263,12 @@ class Manifest(_Struct, frozen=True):
         return next((graphs for graphs in self.graph_sets if (graphs.target, graphs.rank) == (target, rank)), None)
 
     def rank_sets(self, target: str) -> tuple[GraphSet, ...]:
-        """The graph sets of all ranks of a target, in order; none where nothing was lowered for it."""
+        """The graph sets of all ranks of a target, in order; none if nothing was lowered for it."""
         sets = (graphs for graphs in self.graph_sets if graphs.target == target)
         return tuple(sorted(sets, key=lambda one: one.rank))
 
     def graphs_of(self, target: str, rank: int = 0) -> tuple[GraphSignature, ...]:
-        """The graphs of a target and rank; none where nothing was lowered for it."""
+        """The graphs of a target and rank; none if nothing was lowered for it."""
         graphs = self.graph_set(target, rank)
         return graphs.graphs if graphs else ()
 
@@ -359,7 +359,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest alone; BundleError where it is missing, malformed or of another version."""
+    """The manifest alone; BundleError if it is missing, malformed or of another version."""
     path = folder / MANIFEST_FILE
     try:
         data = read_regular(path, MOST_BYTES)

@@ -144,7 +144,7 @@ class Planning(_Struct, frozen=True):
     """A policy's knowledge of the gears. ``bounds`` are the confidences at which classes begin, but the first: none for
     one class.
 
-    ``sampled`` is None where only greedy text was counted; ``times`` are empty without a latency table.
+    ``sampled`` is None if only greedy text was counted; ``times`` are empty without a latency table.
     """
 
     bounds: tuple[float, ...]

@@ -83,7 +83,7 @@ class Caches:
         return sum(ended.state.bytes for ended in self._kept)
 
     def check(self, wanted: Wanted) -> None:
-        """Raises RequestError where the budget is too small for the text, whoever else is there."""
+        """Raises RequestError if the budget is too small for the text, whoever else is there."""
         if (need := self._need(wanted.longest, wanted.slots)) > self.budget:
             raise RequestError(
                 f"caches for {wanted.longest} tokens take {need} bytes; expected at most the budget of {self.budget};"

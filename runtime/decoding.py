@@ -103,7 +103,7 @@ class Options:
 
     @classmethod
     def of(cls, **given: Unpack[Asked]) -> Options:
-        """Options by the names that users know; RequestError where a name is another, or a value makes no sense."""
+        """Options by the names that users know; RequestError if a name is another, or a value makes no sense."""
         if strange := given.keys() - Asked.__annotations__:
             raise RequestError(f"{min(strange)}: no such option; expected one of {', '.join(Asked.__annotations__)}")
         rest: dict[str, Any] = {**given}
@@ -298,7 +298,7 @@ class Decoding:
         """Facts that the gear of the next step is chosen by."""
         self._began_us = _now_us()
         self._late = self._behind()
-        match = match_class(self.state.index().match) if self._looks_up else 0  # 0 where no gear looks there
+        match = match_class(self.state.index().match) if self._looks_up else 0  # 0 if no gear looks there
         return Asking(self.policy, self.state.length, self._late, match)
 
     def take(self, gear: Gear) -> None:

@@ -205,7 +205,7 @@ def open_bundle(
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt in any of its forms; RequestError where it is none, or the bundle has no tokenizer."""
+    """Token ids of a prompt in any of its forms; RequestError if it is none, or the bundle has no tokenizer."""
     if not isinstance(prompt, str | Sequence | Mapping):
         raise RequestError(f"prompt: expected text, chat messages or token ids, got {type(prompt).__name__}")
     if not isinstance(prompt, str | Mapping) and all(

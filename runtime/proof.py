@@ -105,7 +105,7 @@ def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int, ro
 
 
 def _rounding(engine: Engine, slots: int, gears: list[Gear]) -> Rounding | None:
-    """The differences that rounding explains; None where bits are held, or the engine shows tokens alone."""
+    """The differences that rounding explains; None if bits are held, or the engine shows tokens alone."""
     if engine.bitwise:
         return None
     plain, prompt = next(gear for gear in gears if gear.tree == PLAIN), _prompt(engine.bundle, SINGLE_TOKENS)
@@ -178,7 +178,7 @@ def _accepts(
 ) -> int:
     """A tree that holds the text along its last row's path, and nothing else of it, is accepted along that path.
 
-    Returns how many rows that are; they are committed. 0 where rounding alone may have decided otherwise.
+    Returns how many rows that are; they are committed. 0 if rounding alone may have decided otherwise.
     """
     row, vocabulary = tree.rows - 1, engine.bundle.manifest.dims.vocabulary
     path = tree.paths[row, : tree.depths[row] + 1].tolist()
@@ -198,7 +198,7 @@ def _accepts(
 def _same(engine: Engine, gear: Gear, got: PlainText, want: PlainText, rounding: Rounding | None) -> bool:
     """Refuses tokens, logits or caches that are not the beginning of the plain text's.
 
-    False where another token was drawn as rounding may have it: what follows is another text.
+    False if another token was drawn as rounding may have it: what follows is another text.
     """
     expected = want.tokens[: len(got.tokens)]
     if wrong := _other(got, want, rounding):
@@ -221,7 +221,7 @@ def _tie(got: PlainText, want: PlainText, rounding: Rounding | None) -> bool:
 
 
 def _other(got: PlainText, want: PlainText, rounding: Rounding | None) -> str:
-    """How logits or caches differ by more than they may, to be read before whose the right ones are; empty where they
+    """How logits or caches differ by more than they may, to be read before whose the right ones are; empty if they
     do not."""
     if got.logits_nV is None or want.logits_nV is None:
         return ""

@@ -41,7 +41,7 @@ def proved_engine(bundle: Bundle, name: str, threads: int | None = None) -> Engi
 
 
 def main(folder: str, name: str, threads: str) -> int:
-    """The process of its own: 0 where the proof passes; a refusal goes to standard output."""
+    """The process of its own: 0 if the proof passes; a refusal goes to standard output."""
     try:
         prove(open_engine(Bundle.open(Path(folder), "fast"), name, int(threads) or None))
     except UserError as error:
@@ -51,7 +51,7 @@ def main(folder: str, name: str, threads: str) -> int:
 
 
 def _prove_apart(bundle: Bundle, name: str, threads: int | None) -> bool:
-    """Whether the proof ran in a process of its own, and passed; BundleError where it did not pass."""
+    """Whether the proof ran in a process of its own, and passed; BundleError if it did not pass."""
     words = [sys.executable, "-P", "-c", _CHILD, str(bundle.folder), name, str(threads or 0)]
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     try:

@@ -38,7 +38,7 @@ class Rounding(NamedTuple):
     """The differences allowed: of logits as a share of the largest, of each cache as one of its rows' length."""
 
     logits: float
-    # By buffer, key then value of every layer; none where caches do not lie in the host's memory.
+    # By buffer, key then value of every layer; none if caches do not lie in the host's memory.
     caches: tuple[float, ...] = ()
 
 

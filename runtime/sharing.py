@@ -163,7 +163,7 @@ class Sharing:
             )
 
     def admit(self, text: Text) -> bool:
-        """Waits until there is room for the text; False where it was cancelled.
+        """Waits until there is room for the text; False if it was cancelled.
 
         Raises:
             BusyError: there is none, and as many as may wait do.
@@ -191,7 +191,7 @@ class Sharing:
         return True
 
     def read(self, text: Text) -> bool:
-        """Reads the prompt of an admitted text, between the launches of others; False where it was cancelled.
+        """Reads the prompt of an admitted text, between the launches of others; False if it was cancelled.
 
         Raises:
             NumericError: the teacher's logits are no numbers.
@@ -205,7 +205,7 @@ class Sharing:
         return True
 
     def step(self, text: Text) -> bool:
-        """One step of the text, in a launch with others where others wait; False where it was cancelled.
+        """One step of the text, in a launch with others where others wait; False if it was cancelled.
 
         Raises:
             NumericError: the teacher's logits are no numbers; other texts go on.

@@ -45,7 +45,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     path: tuple[int, ...]
     # Tokens gained, in order.
     tokens: tuple[int, ...]
-    # The drafter's probability of its best first candidate; None where nothing was drafted.
+    # The drafter's probability of its best first candidate; None if nothing was drafted.
     confidence: float | None = None
     # Since the origin of the run's clock.
     start_us: float
@@ -60,7 +60,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # The gain that the policy expected of the step, if it had an opinion.
     expected_tokens: float | None = None
     expected_us: float | None = None
-    # How many invariants of its tree and caches the step was held to; None where no engine for comparison ran.
+    # How many invariants of its tree and caches the step was held to; None if no engine for comparison ran.
     invariants: int | None = None
 
     @classmethod

@@ -78,7 +78,7 @@ def _of(tuned: Tuned, bundle: Bundle) -> bool:
 
 
 def keep_times(bundle: Bundle, engine: str, threads: int | None, times: Sequence[StepTime]) -> Path:
-    """Writes the file, whole or not at all; RequestError where it cannot be written."""
+    """Writes the file, whole or not at all; RequestError if it cannot be written."""
     tuned = Tuned(
         version=VERSION,
         machine=machine_name(),

@@ -75,7 +75,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def ours(words: list[str]) -> list[str]:
-    """The command as ``draftwood ...`` or ``MODULE ...``; nothing where it is another program's."""
+    """The command as ``draftwood ...`` or ``MODULE ...``; nothing if it is another program's."""
     if words[:1] == ["torchrun"] and "-m" in words:
         words = ["python", *(word for word in words[words.index("-m") :] if word != "--")]
     if words[:1] == ["./draft"]:

@@ -41,7 +41,7 @@ def stamps_of(path: Path) -> dict[str, list[Any]]:
 
 
 def changed(before: object, now: MadeFrom) -> str | None:
-    """The first thing that differs, for people; None where nothing does."""
+    """The first thing that differs, for people; None if nothing does."""
     if not isinstance(before, dict) or not all(isinstance(before.get(key), dict) for key in ("files", "options")):
         return "nothing says what it was made from"
     if before.get("version") != now["version"]:
@@ -56,7 +56,7 @@ def changed(before: object, now: MadeFrom) -> str | None:
 
 
 def read_note(path: Path, kind: type[T]) -> T:
-    """The JSON object or list of a file that a stopped job goes on from; empty where there is no file.
+    """The JSON object or list of a file that a stopped job goes on from; empty if there is no file.
 
     Raises:
         RequestError: it is damaged.

@@ -29,7 +29,7 @@ EXTRAS = {
 
 
 def version(name: str) -> str | None:
-    """A package's version without importing it; None where it is not installed."""
+    """A package's version without importing it; None if it is not installed."""
     if name == "torch_npu":
         there = environment.torch_npu_installed()  # the usual way does not see it while it is hidden
     else:

@@ -79,7 +79,7 @@ def _prompts(path: Path) -> list[Prompt]:
 
 
 def numbered_lines(path: Path) -> list[tuple[int, str]]:
-    """A file's lines but empty ones, each with its number; RequestError where it cannot be read."""
+    """A file's lines but empty ones, each with its number; RequestError if it cannot be read."""
     try:
         lines = lines_of(read_text(path))
     except OSError as error:

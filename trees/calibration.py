@@ -75,7 +75,7 @@ class Contexts:
         folds_N: uint8[N], below `FOLDS`.
         tasks_N: uint8[N], index into the names of tasks.
         bins_N: uint8[N], ``floor(confidence * BINS)`` or `UNKNOWN_BIN`.
-        steps_N: uint16[N], length in steps of `LENGTH_STEP` tokens, rounded up; 0 where unknown.
+        steps_N: uint16[N], length in steps of `LENGTH_STEP` tokens, rounded up; 0 if unknown.
     """
 
     ranks_ND: NDArray[np.uint8]

@@ -231,7 +231,7 @@ def tokens_per_step(gears: Sequence[GearShape], lengths: Sequence[LengthClass]) 
 
 
 def token_us(gears: Sequence[GearShape], lengths: Sequence[LengthClass], table: LatencyTable) -> NDArray[np.float64]:
-    """float64[G, C]: microseconds of a launch per token of each text; infinite where the KV length is too small."""
+    """float64[G, C]: microseconds of a launch per token of each text; infinite if the KV length is too small."""
     tokens_GC = tokens_per_step(gears, lengths)
     us_GC = [[step_us(table, gear, c.slots) if gear.slots >= c.slots else math.inf for c in lengths] for gear in gears]
     return np.array(us_GC) / tokens_GC

@@ -67,7 +67,7 @@ class LatencyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     filled: _Count = 0
     # Parts of the seconds by name; their sum is ``seconds``.
     parts: Mapping[str, _Seconds] = {}
-    # Memory that one more such graph takes; 0 where unknown.
+    # Memory that one more such graph takes; 0 if unknown.
     bytes: _Count = 0
 
     def __post_init__(self) -> None:

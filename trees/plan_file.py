@@ -36,7 +36,7 @@ class Expected(_Struct, frozen=True):
 
     Args:
         tokens: per verify step.
-        interval: 95 %, cluster-robust over folds of whole texts; None where fewer than two folds have contexts.
+        interval: 95 %, cluster-robust over folds of whole texts; None if fewer than two folds have contexts.
         contexts: that it was taken over.
     """
 
@@ -65,7 +65,7 @@ class PlannedTree(_Struct, frozen=True):
 
     @property
     def topology(self) -> Topology:
-        """The tree itself; TreeError where the paths are those of none."""
+        """The tree itself; TreeError if the paths are those of none."""
         return Topology.from_paths(self.paths)
 
 

@@ -45,7 +45,7 @@ class Search:
         return len(self.orders) - 1
 
     def tree(self, nodes: int, depth: int | None = None) -> Topology:
-        """The best tree of `nodes` nodes no deeper than `depth`; smaller where no more nodes have P > 0."""
+        """The best tree of `nodes` nodes no deeper than `depth`; smaller if no more nodes have P > 0."""
         return Topology.from_paths(self.paths(nodes, depth))
 
     def paths(self, nodes: int, depth: int | None = None) -> list[tuple[int, ...]]:

@@ -38,7 +38,7 @@ class BuildRequest:
     drafter: Path | None
     trees: tuple[tuple[str, Topology | Budget], ...]
     slots: tuple[int, ...]
-    # Of the static graphs for prompts; none where only the CPU's graph with run-time sizes will read any.
+    # Of the static graphs for prompts; none if only the CPU's graph with run-time sizes will read any.
     prefill_rows: tuple[int, ...] = PREFILL_ROWS
     targets: tuple[str, ...] = ("onnx",)
     # By target; one that is not named takes what suits it and the teacher.
@@ -82,7 +82,7 @@ class BuildRequest:
 
 
 def check_request(request: BuildRequest, out: Path) -> None:
-    """Raises RequestError or TreeError where the request cannot be served by any checkpoint."""
+    """Raises RequestError or TreeError if the request cannot be served by any checkpoint."""
     if out.exists():
         raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
     has_tokenizer(request.model)  # an unreadable tokenizer is refused now, not at the end

@@ -66,7 +66,7 @@ class Sources:
 
 
 def check_fit(request: BuildRequest, sources: Sources) -> None:
-    """Raises RequestError or TreeError where these checkpoints cannot serve the request."""
+    """Raises RequestError or TreeError if these checkpoints cannot serve the request."""
     config, drafter = sources.teacher.config, sources.draft_model
     longest = max(request.slots)
     for precision in request.precisions.values():

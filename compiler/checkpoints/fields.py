@@ -51,7 +51,7 @@ class Fields:
         raise CheckpointError(f"{self.path}: {name} is {self.values.get(name)!r}; expected {expected}")
 
     def nested(self, name: str) -> Fields:
-        """The fields of an object within; none where it is absent."""
+        """The fields of an object within; none if it is absent."""
         values = self.get(name, {})
         if not isinstance(values, dict):
             self.fail(name, "an object")

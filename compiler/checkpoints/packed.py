@@ -162,7 +162,7 @@ class PackedMatrix:
             )
 
     def check_zero(self, name: str, value: Tensor) -> None:
-        """CheckpointError where a tensor that the family does not have is more than zeros."""
+        """CheckpointError if a tensor that the family does not have is more than zeros."""
         if bool(value.any()):
             raise self.fail(name, "is not all zeros; expected no such tensor, or zeros, in this family")
 

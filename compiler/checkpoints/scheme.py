@@ -40,7 +40,7 @@ Chosen = Callable[[str], bool]
 
 
 def quantised_modules(fields: Fields) -> Chosen | None:
-    """Which of a teacher's linear modules are W8A8; None where its config.json, and the folder, speak of none.
+    """Which of a teacher's linear modules are W8A8; None if its config.json, and the folder, speak of none.
 
     Raises:
         CheckpointError: another scheme, or a description that contradicts itself.

@@ -61,7 +61,7 @@ def _sharded(folder: Path, index: Path) -> dict[str, Entry]:
 def check_names(
     where: Path, expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, Entry], advice: Advice = WHOLE_TEACHER
 ) -> None:
-    """CheckpointError where a tensor is missing, unexpected or of another shape."""
+    """CheckpointError if a tensor is missing, unexpected or of another shape."""
     missing = [name for name in expected if name not in stored]
     extra = sorted(name for name in stored if name not in expected)
     if missing:

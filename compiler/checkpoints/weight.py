@@ -28,7 +28,7 @@ class Parts:
 
     @property
     def concatenated(self) -> tuple[str, ...]:
-        """Names of the tensors that, concatenated, are the weight; none where it is computed."""
+        """Names of the tensors that, concatenated, are the weight; none if it is computed."""
         return () if self.combine else tuple(name for name, _ in self.tensors)
 
     def read(self, tensor: Callable[[str], Tensor]) -> Tensor:
@@ -49,7 +49,7 @@ def shapes_of(parts: Mapping[str, Parts]) -> dict[str, Shape]:
 class WeightEntry:
     """A tensor to be written: ``read`` is called once, when its turn comes.
 
-    ``parts`` names the checkpoint tensors that, concatenated along dimension 0, make it; empty where it is computed.
+    ``parts`` names the checkpoint tensors that, concatenated along dimension 0, make it; empty if it is computed.
     ``dtype`` is None for a weight, which takes the type of the file; whole numbers and their scales keep theirs.
     """
 

@@ -43,7 +43,7 @@ class DraftCost(ABC):
     @classmethod
     @abstractmethod
     def of_sizes(cls, sizes: Sequence[str], teacher: TeacherConfig) -> DraftCost | None:
-        """The cost of a drafter of such sizes, which ``Kind.cost_sizes`` describes; None where they make no sense."""
+        """The cost of a drafter of such sizes, which ``Kind.cost_sizes`` describes; None if they make no sense."""
 
     @classmethod
     @abstractmethod

@@ -49,7 +49,7 @@ class Kind:
     # Options of training, by name; empty if such drafters cannot be trained here.
     options: Mapping[str, Option] = field(default_factory=dict)
     # The class of its cost on a device, a `DraftCost`, as "module:Class", and the sizes that follow the kind's name
-    # there; None where no cost is known.
+    # there; None if no cost is known.
     cost_source: str | None = None
     cost_sizes: str = ""
 

@@ -68,9 +68,9 @@ class DraftModel(ABC):
     called: ClassVar[str]
     # The file that we write its tensors to.
     weights_file: ClassVar[str] = "model.safetensors"
-    # The module of its students, with ``begin`` and ``read_back``; None where such drafters cannot be trained here.
+    # The module of its students, with ``begin`` and ``read_back``; None if such drafters cannot be trained here.
     training: ClassVar[str | None] = None
-    # The field of config.json that describes the network without its tensors; None where they decide.
+    # The field of config.json that describes the network without its tensors; None if they decide.
     described_by: ClassVar[str | None] = None
     # Whether candidates depend on the nodes above them: then it can choose a tree's shape while growing it.
     follows_nodes: ClassVar[bool] = False
@@ -87,7 +87,7 @@ class DraftModel(ABC):
     @classmethod
     @abstractmethod
     def open(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
-        """Opens a folder or file; CheckpointError where it does not fit the teacher."""
+        """Opens a folder or file; CheckpointError if it does not fit the teacher."""
 
     @classmethod
     def describe(cls, path: Path) -> OpenedDrafter:
@@ -96,7 +96,7 @@ class DraftModel(ABC):
 
     @classmethod
     def of_manifest(cls, config: Mapping[str, Any]) -> Self:
-        """The drafter whose sizes a manifest gives; msgspec.ValidationError where they are no such sizes."""
+        """The drafter whose sizes a manifest gives; msgspec.ValidationError if they are no such sizes."""
         return msgspec.convert({"config": config}, cls)
 
     @classmethod
@@ -142,7 +142,7 @@ class DraftModel(ABC):
 
     @classmethod
     def check_layout(cls, checkpoint: Any, layout: str) -> None:
-        """Raises RequestError where the readers of a layout would take another network for the drafter."""
+        """Raises RequestError if the readers of a layout would take another network for the drafter."""
         return
 
     @property
@@ -169,7 +169,7 @@ class DraftModel(ABC):
 
     @abstractmethod
     def check_tree(self, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
-        """Raises TreeError where it cannot draft a tree of a kind of trees that its kind can."""
+        """Raises TreeError if it cannot draft a tree of a kind of trees that its kind can."""
 
     @abstractmethod
     def draft_name(self, tree: str) -> str:
@@ -210,7 +210,7 @@ class DrafterCheckpoint(Protocol):
         """Our names: the parameters of the network."""
 
     def keys(self, name: str) -> tuple[str, ...]:
-        """The file's keys of the tensors that make a weight; none where it is made of the teacher's."""
+        """The file's keys of the tensors that make a weight; none if it is made of the teacher's."""
 
     def weight(self, name: str) -> Tensor:
         """A weight under our name, as stored."""

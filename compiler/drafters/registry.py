@@ -56,7 +56,7 @@ def kind_named(name: str) -> Kind:
 
 
 def kind_of(path: Path) -> Kind:
-    """The kind that recognises a folder or file; CheckpointError where none does."""
+    """The kind that recognises a folder or file; CheckpointError if none does."""
     config = (path if path.is_dir() else path.parent) / "config.json"
     fields: dict[str, Any] = read_json(config) if config.is_file() else {}
     for kind in _kinds.values():
@@ -66,7 +66,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def open_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
-    """Opens a folder or file of any kind; CheckpointError where it is none or does not fit the teacher."""
+    """Opens a folder or file of any kind; CheckpointError if it is none or does not fit the teacher."""
     return kind_of(path).model.open(path, teacher)
 
 
@@ -100,7 +100,7 @@ def drafter_of(entry: m.Drafter) -> DraftModel:
 
 
 def check_tree(model: DraftModel, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
-    """Raises TreeError where the drafter cannot draft this tree."""
+    """Raises TreeError if the drafter cannot draft this tree."""
     if isinstance(tree, Budget) and not model.follows_nodes:
         able = " or ".join(kind.title for kind in _kinds.values() if kind.model.follows_nodes)
         raise TreeError(

@@ -46,7 +46,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class OperatorTypes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Rows of the AI Core by release, a code for each operand and result; what the AI CPU lists, operand by operand.
 
-    ``operands`` are those that graphs give, in the operator's order. ``cpu`` is None where the AI CPU does not know the
+    ``operands`` are those that graphs give, in the operator's order. ``cpu`` is None if the AI CPU does not know the
     operator, and "*" where it lists no types. ``read`` names the file that was read by hand, "" where none was.
     """
 

@@ -60,7 +60,7 @@ class Edge(NamedTuple):
 class Declared(NamedTuple):
     """An operator's description of one input or output.
 
-    ``shape`` is None where GE infers it; ``layout`` is how it lies in memory, ND row by row. ``source``, ``operator``
+    ``shape`` is None if GE infers it; ``layout`` is how it lies in memory, ND row by row. ``source``, ``operator``
     and ``number`` name the node of the traced program and which of its values it is, if torchair has noted it.
     """
 
@@ -75,7 +75,7 @@ class Declared(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator. ``inputs`` holds None where an optional input is left out."""
+    """One operator. ``inputs`` holds None if an optional input is left out."""
 
     name: str
     type: str
@@ -90,7 +90,7 @@ class Node:
         return tuple(edge for edge in self.inputs if edge is None or edge.output >= 0)
 
     def input(self, name: str) -> Edge | None:
-        """The input of that name in the operator's definition; None where it is left out."""
+        """The input of that name in the operator's definition; None if it is left out."""
         for edge, declared in zip(self.operands, self.input_types, strict=False):
             if declared.name == name:
                 return edge
@@ -111,7 +111,7 @@ class Graph:
 
     @classmethod
     def load(cls, path: Path) -> Graph:
-        """From an ``.air`` file; BundleError where it is none."""
+        """From an ``.air`` file; BundleError if it is none."""
         model = ge_ir().ModelDef()
         try:
             model.ParseFromString(path.read_bytes())

@@ -104,7 +104,7 @@ def use_of(graph: Graph, node: Node, shapes: Mapping[str, tuple[Typed, ...]]) ->
 
 
 def placed_use(use: Use) -> Placed | None:
-    """Where GE runs a node, by its types; None where the table lacks its operator."""
+    """Where GE runs a node, by its types; None if the table lacks its operator."""
     types = {name: dtype for name, (dtype, _) in use.given.items()}
     return place(use.node.type, types, [dtype for dtype, _ in use.results])
 

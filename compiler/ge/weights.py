@@ -90,7 +90,7 @@ def write_index(path: Path, index: WeightIndex) -> None:
 
 
 def read_index(path: Path) -> WeightIndex:
-    """BundleError where the index is missing or damaged."""
+    """BundleError if the index is missing or damaged."""
     try:
         return msgspec.json.decode(read_regular(path), type=WeightIndex)
     except (OSError, *DAMAGED) as error:
@@ -146,7 +146,7 @@ def _map(path: Path, folder: Path) -> np.memmap:
 
 
 def bundle_npu_weights(folder: Path, graphs: GraphSet) -> dict[str, Tensor]:
-    """Views of the weights of a bundle's NPU graphs; BundleError where they are not bound yet."""
+    """Views of the weights of a bundle's NPU graphs; BundleError if they are not bound yet."""
     assert graphs.index is not None, "an NPU's weights have an index"
     index = folder / graphs.index
     return map_npu_weights(index.parent, read_index(index))

@@ -152,7 +152,7 @@ def _anonymise(model: ir.Model, keep_shapes: bool) -> None:
 
 
 def _source(node: ir.Node) -> str:
-    """``@FILE:LINE`` of the package's own last line in a node's trace, with ``/``; nothing where there is none."""
+    """``@FILE:LINE`` of the package's own last line in a node's trace, with ``/``; nothing if there is none."""
     return _last_line(node.metadata_props.get("pkg.torch.onnx.stack_trace") or "")
 
 

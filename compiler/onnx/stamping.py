@@ -56,7 +56,7 @@ class ShortStep:
 
 
 def shortened(decoder: Decoder) -> Short | None:
-    """The short decoder over the same weights; None where it would save nothing."""
+    """The short decoder over the same weights; None if it would save nothing."""
     kinds = [_kind(layer) for layer in decoder.layers]
     first = {kind: number for number, kind in reversed(list(enumerate(kinds))) if number}
     chosen = {0, *first.values(), *(number for number in decoder.aux_layers if number < len(kinds))}

@@ -178,7 +178,7 @@ class _Repeated:
 
 
 def _rows_behind(node: ir.Node, given: Sequence[ir.Value], axes: Sequence[int]) -> int | None:
-    """Along which axis its outputs have the rows of its inputs, which are the same; None where the node does not do
+    """Along which axis its outputs have the rows of its inputs, which are the same; None if the node does not do
     the same to every row."""
     sizes = [_sizes(value) for value in given]
     if not all(sizes):
@@ -225,7 +225,7 @@ def _along(node: ir.Node) -> int:
 
 
 def _sizes(value: ir.Value) -> tuple[int | str | None, ...]:
-    """A size for each axis, None where it has no name; nothing where the shape is not known."""
+    """A size for each axis, None if it has no name; nothing if the shape is not known."""
     if value.shape is None:
         return ()
     return tuple(size if isinstance(size, int) else size.value for size in value.shape)

@@ -39,7 +39,7 @@ def shared_config(config: TeacherConfig, ranks: int) -> TeacherConfig:
 
 
 def check_ranks(config: TeacherConfig, ranks: int, what: str) -> None:
-    """RequestError where ``ranks`` devices cannot have equal shares of the network that ``what`` names."""
+    """RequestError if ``ranks`` devices cannot have equal shares of the network that ``what`` names."""
     heads, kv_heads = config.heads, config.kv_heads
     if (config.quantised or config.packed) and ranks > 1:
         raise RequestError(

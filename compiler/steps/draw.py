@@ -77,7 +77,7 @@ def sampled(logits_TV: Tensor, levels_T: Tensor, settings: Settings) -> tuple[Te
     # A winner that is not certainly kept is the second here at best. Any token that was not looked at may be drawn,
     # too, without top-k and top-p; with them it may not, and is far below.
     ahead_T1 = best_T1 - torch.maximum(second_T1, candidates.unseen_T1) > MARGIN
-    # NaN where the logits hold one, or +inf, or nothing but -inf.
+    # NaN if the logits hold one, or +inf, or nothing but -inf.
     sure_T1 = ahead_T1 & (candidates.mass_T1 < float("inf"))
     return torch.ops.draftwood.picked(candidates.ids_TK, at_T1).squeeze(1).long(), sure_T1.squeeze(1)
 

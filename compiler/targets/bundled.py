@@ -73,5 +73,5 @@ def required_set(folder: Path, manifest: Manifest, target: str, rank: int = 0) -
 
 
 def onnx_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """Views of the weights of the ONNX graphs; BundleError where the bundle has none."""
+    """Views of the weights of the ONNX graphs; BundleError if the bundle has none."""
     return map_tensors(folder / required_set(folder, manifest, "onnx").weights)

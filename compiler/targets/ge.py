@@ -120,7 +120,7 @@ class GeTarget(Target):
 
 
 def _check_rows(shapes: Shapes, config: TeacherConfig) -> None:
-    """RequestError where a step has so many rows that its packed layers are computed unlike plain decoding's."""
+    """RequestError if a step has so many rows that its packed layers are computed unlike plain decoding's."""
     most = min((most_rows(layer.group) for layer in config.packed if layer.group), default=None)
     together = max((1, *shapes.batches))
     for name, tree in shapes.trees:

@@ -75,7 +75,7 @@ class Target(ABC):
 
     @abstractmethod
     def check(self, precision: Storage) -> None:
-        """Raises RequestError where it cannot compute in this precision."""
+        """Raises RequestError if it cannot compute in this precision."""
 
     @abstractmethod
     def lower(self, lowering: Lowering) -> tuple[m.GraphSet, ...]:

@@ -144,7 +144,7 @@ class Gguf:
 
 
 def gguf_files(path: Path) -> tuple[Path, ...]:
-    """The files of the GGUF model that a path names, in order; none where it names no such model.
+    """The files of the GGUF model that a path names, in order; none if it names no such model.
 
     Raises:
         CheckpointError: a folder with several models, or a part that is missing.

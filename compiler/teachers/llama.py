@@ -58,7 +58,7 @@ class Llama(Family):
         return bias, bias
 
     def window(self, fields: Fields) -> int | None:
-        """How many tokens the layer that sees least sees, itself counted; None where all see everything."""
+        """How many tokens the layer that sees least sees, itself counted; None if all see everything."""
         return None
 
     def parts(self, config: TeacherConfig) -> dict[str, Parts]:

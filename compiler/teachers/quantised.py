@@ -71,7 +71,7 @@ def quantised_parts(parts: Mapping[str, Parts], layers: Sequence[str], offsets: 
 
 
 def check_quantised(parts: Mapping[str, Parts], stored: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The tensors that are not of quantised layers; CheckpointError where one of those has the wrong type."""
+    """The tensors that are not of quantised layers; CheckpointError if one of those has the wrong type."""
     kinds = {
         name: ("I8",) if part.dtype is torch.int8 else (*DTYPES, "I8" if name.endswith(OFFSET) else "F32")
         for part in parts.values()

@@ -64,7 +64,7 @@ class Reader(Protocol):
 
     @property
     def entries(self) -> Mapping[str, Entry]:
-        """All that is stored; nothing where the files are a description alone."""
+        """All that is stored; nothing if the files are a description alone."""
 
     @property
     def packed(self) -> Mapping[str, WholeMatrix]:

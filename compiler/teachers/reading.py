@@ -62,7 +62,7 @@ def refuse_unsupported(
 
 
 def declared_dtype(fields: Fields) -> DType:
-    """Element type of the weights as config.json has it, float32 where it says nothing."""
+    """Element type of the weights as config.json has it, float32 if it says nothing."""
     name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
     value = str(fields.get(name, "float32")).removeprefix("torch.")
     if value not in ("float32", "bfloat16", "float16"):

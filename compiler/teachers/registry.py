@@ -71,7 +71,7 @@ def config_of(fields: Fields) -> TeacherConfig:
 
 
 def described_config(described: Mapping[str, Any]) -> TeacherConfig:
-    """The configuration that a manifest holds field by field; BundleError where it is none of a family known here."""
+    """The configuration that a manifest holds field by field; BundleError if it is none of a family known here."""
     family = FAMILIES.get(str(described.get("family")))
     if family is None:
         known = ", ".join(FAMILIES)

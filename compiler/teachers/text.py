@@ -16,7 +16,7 @@ SENTENCEPIECE = "tokenizer.model"
 
 
 def write_tokenizer(model: Path, folder: Path) -> bool:
-    """Writes the files of a model's tokenizer into a folder that is there; False where the model has none.
+    """Writes the files of a model's tokenizer into a folder that is there; False if the model has none.
 
     Raises:
         CheckpointError: a GGUF file's tokenizer has no form here.

@@ -79,7 +79,7 @@ class Drawn:
     """
 
     distribution: Distribution
-    # Of each row, float32 [R]; 0 where it is greedy.
+    # Of each row, float32 [R]; 0 if it is greedy.
     temperature_R: Tensor
     # Standard Gumbel numbers, float32 [L], more than V of them: a row takes V in a row from a place of its own.
     gumbel_L: Tensor

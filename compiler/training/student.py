@@ -82,7 +82,7 @@ class Student(nn.Module):
     def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted loss, and for the log each part of it summed by level, float32 [I], unweighted.
 
-        ``weight_NI`` is 0 where there is nothing to predict.
+        ``weight_NI`` is 0 if there is nothing to predict.
         """
         raise NotImplementedError
 

@@ -157,7 +157,7 @@ class FrozenTeacher:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Logits [B, V] after the last of T tokens that are written to the caches, and ``states`` of all T.
 
-        ``seen_BC`` says which columns hold tokens of a text, the new ones counted; None where all do.
+        ``seen_BC`` says which columns hold tokens of a text, the new ones counted; None if all do.
         """
         states_BTA = self._run(ids_BT, position_BT, caches.put, seen_BC, layers)
         caches.length += ids_BT.shape[1]

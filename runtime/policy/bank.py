@@ -16,7 +16,7 @@ TEXT_EXTRA, TOKENS_A_CREDIT = 0.03, 8
 
 
 class Account:
-    """Time saved by drafting, negative where it was lost, in microseconds of the device."""
+    """Time saved by drafting, negative if it was lost, in microseconds of the device."""
 
     def __init__(self, extra: float, credit: float) -> None:
         self._extra, self._credit = extra, credit

@@ -35,7 +35,7 @@ SPREAD, KEPT = 0.4, 0.99
 class Drafted(NamedTuple):
     """The trees that a gear drafts, by confidence class, whatever its KV length.
 
-    ``nodes`` are rank paths; none where the tree depends on the drafter's confidence or scores.
+    ``nodes`` are rank paths; none if the tree depends on the drafter's confidence or scores.
     """
 
     names: tuple[str, ...]

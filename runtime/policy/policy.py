@@ -25,7 +25,7 @@ class Policy(Protocol):
     """
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
-        """The gear for a step after ``length`` committed tokens; None where the context is full.
+        """The gear for a step after ``length`` committed tokens; None if the context is full.
 
         ``late`` are tokens that the drafter's caches lack, which the next draft has to write. ``match`` is the class of
         the longest end of the text that stands in it once more, for gears that look their tree up there.
@@ -37,7 +37,7 @@ class Policy(Protocol):
         """Takes note of a finished step."""
 
     def expected(self, gear: Gear, length: int) -> Expected | None:
-        """Expectations of a step of the gear; None where the policy has no opinion. For traces alone."""
+        """Expectations of a step of the gear; None if the policy has no opinion. For traces alone."""
 
 
 class Asking(NamedTuple):

@@ -40,7 +40,7 @@ class TimeTable:
     base: tuple[float, ...]
     slope: tuple[float, ...]
     absolute: bool
-    # Of writing one late token into the drafter's caches; 0 where that was not measured.
+    # Of writing one late token into the drafter's caches; 0 if that was not measured.
     late: float = 0.0
 
     def us(self, gear: int, length: int) -> float:

@@ -35,7 +35,7 @@ class Foreseeing(Constraint, Protocol):
     """One that can tell of what is forced."""
 
     def forced(self, position: int) -> int | None:
-        """The token that the only way on begins with, as the tokenizer spells it; None where there are several."""
+        """The token that the only way on begins with, as the tokenizer spells it; None if there are several."""
 
 
 def constrained_draw(logits_V: Logits, sampling: Sampling, position: int, constraint: Constraint) -> int:

@@ -73,7 +73,7 @@ class Drafting:
         self._silence: dict[tuple[int, int], Buffer] = {}
 
     def most_texts(self, name: str) -> int:
-        """Texts that a launch of a draft graph takes, by the name that a gear gives it; 1 where none takes several."""
+        """Texts that a launch of a draft graph takes, by the name that a gear gives it; 1 if none takes several."""
         return max(self._drafts.get(name, ()), default=1)
 
     def drafts(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
@@ -92,7 +92,7 @@ class Drafting:
     def launches(
         self, states: Sequence[SequenceState], gears: Sequence[Gear]
     ) -> Iterator[tuple[GraphSignature | None, list[int]]]:
-        """The graphs that draft for these texts, and the texts of each, by number; None where none is run."""
+        """The graphs that draft for these texts, and the texts of each, by number; None if none is run."""
         together = dict[str | None, list[int]]()
         for text, (state, gear) in enumerate(zip(states, gears, strict=True)):
             name = self.graph(gear.draft, state.slots).name if gear.draft and not gear.looks_up else None

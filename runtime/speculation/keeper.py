@@ -47,7 +47,7 @@ def framed(message: Any) -> bytes:
 
 
 def read(source: IO[bytes]) -> Any:
-    """The next message; None where the other side has ended."""
+    """The next message; None if the other side has ended."""
     head = source.read(HEAD_BYTES)
     if len(head) < HEAD_BYTES:
         return None
@@ -172,7 +172,7 @@ class Keeper:
                     waiting.register(text.life, select.POLLIN)
 
     def _text(self) -> _Text | None:
-        """The next text; None where there will be none."""
+        """The next text; None if there will be none."""
         message, numbers, _, _ = socket.recv_fds(self._control, 1, 2)
         if not message or len(numbers) != 2:
             return None

@@ -21,7 +21,7 @@ from draftwood.runtime.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wishes:
-    """As other servers name it; empty where nothing is wishes.
+    """As other servers name it; empty if nothing is wishes.
 
     A bad word is never drawn as the tokens that the tokenizer makes of it, at the beginning of a text or after a
     space. Fewer than ``min_tokens`` end no text, by an end token or a stop string.
@@ -36,7 +36,7 @@ class Wishes:
         return bool(self.allowed_token_ids or self.bad_words or self.min_tokens or self.logit_bias)
 
     def check(self, vocabulary: int) -> None:
-        """Raises RequestError where an id is none of the vocabulary's, or a number is none."""
+        """Raises RequestError if an id is none of the vocabulary's, or a number is none."""
         for name, ids in (("allowed_token_ids", self.allowed_token_ids), ("logit_bias", self.logit_bias)):
             bad = next((token for token in ids if not 0 <= token < vocabulary), None)
             if bad is not None:

@@ -26,7 +26,7 @@ from draftwood.runtime.speculation.sampling import Logits, Sampling, draw
 class SequenceState:
     """The caches of one text, its pending root and its sampling; teacher's and drafter's cache move together.
 
-    ``kv`` is a `KvCache`, or what a reference engine has in its place. ``draft`` is None where nothing drafts.
+    ``kv`` is a `KvCache`, or what a reference engine has in its place. ``draft`` is None if nothing drafts.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SequenceState:
         self.tokens: list[int] = []
         self._index: TextIndex | None = None
         self.corpus = corpus
-        # How many of the likeliest tokens are wanted besides every drawn one; None where no logprobs are.
+        # How many of the likeliest tokens are wanted besides every drawn one; None if no logprobs are.
         self.top: int | None = None
         # Those of the tokens that the last step gained, of engines that give logits to the host.
         self.logprobs: list[TokenLogprobs] | None = None

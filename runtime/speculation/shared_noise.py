@@ -67,7 +67,7 @@ class SharedNoise:
         return (row_V if ids_U is None else row_V[ids_U]).astype(np.float32)
 
     def shape(self, spec: TensorSignature) -> tuple[int, int]:
-        """[D, U] of the input ``spec``; BundleError where U is not the bundle's draft vocabulary."""
+        """[D, U] of the input ``spec``; BundleError if U is not the bundle's draft vocabulary."""
         levels, width = (int(size) for size in spec.shape)
         ids_U = self._bundle.draft_ids
         known = self._bundle.manifest.dims.vocabulary if ids_U is None else len(ids_U)

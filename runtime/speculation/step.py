@@ -49,7 +49,7 @@ class Draft(NamedTuple):
     def rank(self, depth: int, token: int) -> int | None:
         """A token's rank among the candidates after a path of ``depth`` nodes, K if it is none of them.
 
-        None where the candidates are not known: of a drafter that ranks no levels, or past its last one.
+        None if the candidates are not known: of a drafter that ranks no levels, or past its last one.
         """
         if self.candidates_IK is None or depth >= len(self.candidates_IK):
             return None
@@ -87,7 +87,7 @@ class Outcome(NamedTuple):
             Nodes that were looked up besides a drafter's have rank `LOOKED_UP`.
         gained: tokens, the bonus counted.
         rank: of the bonus among the candidates at the path's end, if the drafter's list is known: one that no tree has
-            if it is beyond the list. None where only the tree's own nodes are known.
+            if it is beyond the list. None if only the tree's own nodes are known.
         draft_us, verify_us: microseconds in the graphs; if one launch does both, they are its verify.
         host_us: microseconds outside them: acceptance, commit, and the choice of the gear.
         confidence: probability of the drafter's best first candidate, if known.
@@ -137,7 +137,7 @@ class Parts(Protocol[Verified]):
     def whole(
         self, states: Sequence[SequenceState], gears: Sequence[Gear]
     ) -> tuple[list[Draft], list[Verified]] | None:
-        """Drafts, verifies and accepts in one launch; None where the parts have launches of their own."""
+        """Drafts, verifies and accepts in one launch; None if the parts have launches of their own."""
 
     def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
         """For every text a tree of its gear after its root."""

@@ -132,7 +132,7 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def _parse(environment: jinja2.Environment, source: str, path: Path) -> None:
-    """Raises BundleError where it is no template. Parsing computes nothing; compiling would."""
+    """Raises BundleError if it is no template. Parsing computes nothing; compiling would."""
     if len(source) > _MOST_SOURCE:
         raise BundleError(f"{path}: chat template of {len(source)} characters; expected at most {_MOST_SOURCE}")
     try:

@@ -69,7 +69,7 @@ def _tojson(
 
 
 def read(source: IO[bytes]) -> Any:
-    """The next message; None where the other side has ended."""
+    """The next message; None if the other side has ended."""
     size = source.read(4)
     return json.loads(source.read(int.from_bytes(size, "big"))) if len(size) == 4 else None
 

@@ -188,11 +188,11 @@ class Tokenizer:
 
     @property
     def tool_template(self) -> str | None:
-        """The source of the template that renders chats with tools; None where there is no template."""
+        """The source of the template that renders chats with tools; None if there is no template."""
         return self._templates.source(self._named(True))
 
     def special_id(self, token: str) -> int | None:
-        """The id of a special token by its spelling; None where there is none, or a text shows it by itself."""
+        """The id of a special token by its spelling; None if there is none, or a text shows it by itself."""
         number = self.token_id(token)
         return number if number in self._skipped else None
 

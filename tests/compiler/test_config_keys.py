@@ -87,7 +87,7 @@ def changed(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def theirs(name: str, folder: Path) -> torch.Tensor | None:
-    """None where transformers cannot make a model of all its weights, or does not run it."""
+    """None if transformers cannot make a model of all its weights, or does not run it."""
     try:
         kind = getattr(transformers, f"{name}ForCausalLM")
         model, said = kind.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)

@@ -1,6 +1,6 @@
 """``python -m draftwood.tests.fuzz``: gives every reader files that are wrong, and counts what becomes of it.
 
-Right are two outcomes: a refusal in one line, or a run whose result holds together. Exit code 1 where there is any
+Right are two outcomes: a refusal in one line, or a run whose result holds together. Exit code 1 if there is any
 other. A case is known by its subject, seed and number: ``--only SUBJECT --seed S --case NUMBER`` runs it again.
 """
 

@@ -60,7 +60,7 @@ class Outcome:
 
 
 def case(seeds: Path, only: tuple[str, ...], seed: int, keep: Path | None, until: float, number: int) -> Outcome | None:
-    """Runs the case of a number; None where ``until``, a time of the monotonic clock, has passed."""
+    """Runs the case of a number; None if ``until``, a time of the monotonic clock, has passed."""
     return None if time.monotonic() > until else run_case(seeds, of_case(number, only), seed, number, keep)
 
 

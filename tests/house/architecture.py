@@ -215,7 +215,7 @@ def _draw_stairs(axes: Axes, edges: Edges) -> None:
         if (lower, upper) == ("trees", "kernels"):  # they stand side by side
             _arrow(axes, (start[0], 8), (end[1], 8), count)
             continue
-        way = STAIRS.get((lower, upper))  # None where no way leads there
+        way = STAIRS.get((lower, upper))  # None if no way leads there
         low, high = (way, way) if way is not None else ((start[0] + start[1]) / 2, (end[0] + end[1]) / 2)
         _arrow(axes, (low, start[3]), (high, end[2]), count)
 

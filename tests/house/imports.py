@@ -52,7 +52,7 @@ def _imported(path: Path, found: Modules) -> Iterator[str]:
 
 
 def _own(target: str) -> str | None:
-    """The project's name of a dotted name, None where it is another distribution's."""
+    """The project's name of a dotted name, None if it is another distribution's."""
     top, _, rest = target.partition(".")
     return rest if top == "draftwood" else None
 

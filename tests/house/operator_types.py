@@ -30,7 +30,7 @@ SOURCES = ((STORE, *_STORE), *((release, name, release, "") for release in _RELE
 
 _CODE = {name: code for code, names in CODES.items() for name in names}
 Row = tuple[str, ...]
-# Operand -> the types that are listed for it, one for each row; None where any is taken.
+# Operand -> the types that are listed for it, one for each row; None if any is taken.
 Columns = dict[str, list[str]]
 
 
@@ -107,7 +107,7 @@ def distilled(folder: Path) -> Table:
 
 
 def _operator(name: str, store: _Store, opened: Mapping[str, _Definitions]) -> OperatorTypes | None:
-    """Rows by release, over the operands that the graphs give it; None where no source knows the operator."""
+    """Rows by release, over the operands that the graphs give it; None if no source knows the operator."""
     rows, read = {}, ""
     operands: tuple[str, ...] = tuple(given.rstrip("_") for given in OPERATORS[name].operands)
     results: tuple[str, ...] = ()
@@ -259,7 +259,7 @@ class _Definitions:
                     self._places[Path(path).name.removesuffix("_def.cpp").replace("_", "")] = clone, path
 
     def core(self, name: str) -> tuple[Columns, int] | None:
-        """As `_Store.core`; None where the operator is not defined there for the chips of the table."""
+        """As `_Store.core`; None if the operator is not defined there for the chips of the table."""
         place = self._places.get(name.lower())
         if place is None:
             return None

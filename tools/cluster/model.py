@@ -156,7 +156,7 @@ class RayModel(ServedModel):
         super().submit(asks, receiver)
 
     async def start(self) -> None:
-        """The application, and a look at it from time to time; BundleError where it does not start."""
+        """The application, and a look at it from time to time; BundleError if it does not start."""
         replicas = await Replicas.start(self._deployed)
         self._take(cast(EngineProcess, replicas))
         self._watching = asyncio.create_task(self._watch(replicas))

@@ -43,7 +43,7 @@ class Deployed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def manifest_digest(bundle: Path) -> str:
-    """SHA-256 of a bundle's manifest; BundleError where there is none."""
+    """SHA-256 of a bundle's manifest; BundleError if there is none."""
     try:
         return hashlib.sha256((bundle / "manifest.json").read_bytes()).hexdigest()
     except OSError as error:

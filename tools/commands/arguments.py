@@ -79,7 +79,7 @@ def decoding_options(args: argparse.Namespace) -> Asked:
 
 
 def given_prompt(args: argparse.Namespace) -> Prompt:
-    """The prompt that was given as ``--prompt``, ``--prompt-ids`` or ``--chat``; RequestError where it is none."""
+    """The prompt that was given as ``--prompt``, ``--prompt-ids`` or ``--chat``; RequestError if it is none."""
     if args.prompt_ids is not None:
         try:
             return [int(part) for part in args.prompt_ids.split(",")]

@@ -174,7 +174,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _room(request: BuildRequest, out: Path) -> str:
-    """The room that the weights take here; RequestError where the disk has no room for them. They may run elsewhere."""
+    """The room that the weights take here; RequestError if the disk has no room for them. They may run elsewhere."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.making.needs import check_room
 

@@ -179,7 +179,7 @@ _workers.__name__ = "number, or HOST:PORT"
 
 @contextmanager
 def executor_of(workers: int | str) -> Iterator[Executor | None]:
-    """Processes of this machine, or of a cluster's; None where one is enough."""
+    """Processes of this machine, or of a cluster's; None if one is enough."""
     if isinstance(workers, str):
         from draftwood.tools.cluster.connection import joined
 

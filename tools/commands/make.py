@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check_out(args: argparse.Namespace, work: Path) -> None:
-    """RequestError where a bundle is there that this command did not make, or made of something else and finished."""
+    """RequestError if a bundle is there that this command did not make, or made of something else and finished."""
     if not args.out.exists():
         return
     before = _finished(args, work)
@@ -140,7 +140,7 @@ def _absolute(name: str) -> str:
 
 
 def _check(args: argparse.Namespace) -> list[Prompt]:
-    """The prompts. Before anything is made: RequestError where options do not go together or something is missing that
+    """The prompts. Before anything is made: RequestError if options do not go together or something is missing that
     a later stage needs, CheckpointError for a wrong MODEL."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve

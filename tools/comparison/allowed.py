@@ -64,7 +64,7 @@ def relative_difference(got: NDArray, want: NDArray) -> float:
 
 
 def row_difference(apart: NDArray, want: NDArray) -> float:
-    """The largest length of a row's difference, as a share of the row's own; inf where there is no number."""
+    """The largest length of a row's difference, as a share of the row's own; inf if there is no number."""
     sizes = np.linalg.norm(want, axis=-1)
     least = max(_LEAST * float(np.median(sizes)), float(np.finfo(np.float32).tiny))
     found = float((np.linalg.norm(apart, axis=-1) / np.maximum(sizes, least)).max(initial=0))

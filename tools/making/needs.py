@@ -63,7 +63,7 @@ def check_room(checkpoint: Checkpoint, precision: Precision, out: Path, copies: 
 
 
 def check_prompts(model: Path, checkpoint: Checkpoint, prompts: Sequence[Prompt]) -> None:
-    """RequestError where the model has no tokenizer for them, or one with tokens that the teacher does not have."""
+    """RequestError if the model has no tokenizer for them, or one with tokens that the teacher does not have."""
     if not has_tokenizer(model):
         raise RequestError(
             f"{model}: has no tokenizer, and prompts are texts; put its tokenizer.json there, or use draftwood build"
@@ -75,7 +75,7 @@ def check_prompts(model: Path, checkpoint: Checkpoint, prompts: Sequence[Prompt]
 
 
 def check_ids(model: Path, ids: Sequence[int], vocabulary: int) -> None:
-    """RequestError where a text has tokens beyond the teacher's vocabulary."""
+    """RequestError if a text has tokens beyond the teacher's vocabulary."""
     if ids and max(ids) >= vocabulary:
         raise RequestError(
             f"{model}: its tokenizer makes token {max(ids)} of a text; expected one of the teacher's {vocabulary};"

@@ -40,7 +40,7 @@ class Stage:
     judges: bool = False
     # Whether its output is there only once it is whole, as a bundle is.
     whole: bool = False
-    # What it says no to in one line, of its output; nothing is run after that. None where it may go on.
+    # What it says no to in one line, of its output; nothing is run after that. None if it may go on.
     refuses: Callable[[Path], str] | None = None
 
     @property

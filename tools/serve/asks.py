@@ -30,7 +30,7 @@ def asks(body: ChatBody | CompletionBody, limit: int, form: Form | None, told: T
 
     Args:
         limit: tokens that an answer may have.
-        form: how the model writes calls of tools; None where it takes none.
+        form: how the model writes calls of tools; None if it takes none.
         told: the tools that it knows of.
 
     Raises:

@@ -28,7 +28,7 @@ _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "ke
 
 
 class Form(Struct, kw_only=True):
-    """How calls are written. ``begin`` is empty where the text itself is one, ``end`` where the text's end ends it.
+    """How calls are written. ``begin`` is empty if the text itself is one, ``end`` where the text's end ends it.
 
     ``special`` has the ids of those marks that are special tokens, which a text does not show by itself.
     """
@@ -53,7 +53,7 @@ _OTHERS = ("<arg_key>", "<function=", "[ARGS]")
 
 
 def form_of(tokenizer: Tokenizer | None) -> Form | None:
-    """The form that a chat template tells its model of; None where it takes no tools, or has a form of its own."""
+    """The form that a chat template tells its model of; None if it takes no tools, or has a form of its own."""
     template = None if tokenizer is None else tokenizer.tool_template
     if tokenizer is None or template is None or "tools" not in template or any(o in template for o in _OTHERS):
         return None
@@ -147,7 +147,7 @@ def _overlap(text: str, mark: str) -> int:
 
 
 def read_calls(text: str, arguments: str) -> list[Call]:
-    """Calls of a text of JSON: objects, or lists of them, apart by white space or semicolons. None where it is not."""
+    """Calls of a text of JSON: objects, or lists of them, apart by white space or semicolons. None if it is not."""
     calls: list[Call] = []
     rest = text.strip()
     while rest:

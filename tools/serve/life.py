@@ -108,7 +108,7 @@ async def _first(starting: Sequence[asyncio.Task[None]], server: uvicorn.Server)
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """The keys of a file, one a line; RequestError where there is none."""
+    """The keys of a file, one a line; RequestError if there is none."""
     try:
         keys = tuple(line.strip() for line in lines_of(read_text(path, 1 << 20)) if line.strip())
     except OSError as error:

@@ -106,7 +106,7 @@ class Caches(Struct, tag=True):
 
 
 class TopLogprob(Struct):
-    """A token as text; ``bytes`` None where it is part of a character."""
+    """A token as text; ``bytes`` None if it is part of a character."""
 
     token: str
     logprob: float

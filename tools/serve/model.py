@@ -139,7 +139,7 @@ class ServedModel:
         return self._caches.running_bytes / self._caches.budget_bytes if self._caches.budget_bytes else 0.0
 
     async def start(self) -> None:
-        """The first engine; BundleError where it does not start."""
+        """The first engine; BundleError if it does not start."""
         self._take(await EngineProcess.start(self.arguments))
 
     async def replace(self) -> None:

@@ -95,7 +95,7 @@ class EngineProcess:
 
 
 async def _read(reader: asyncio.StreamReader) -> ToServer | None:
-    """The next message; None where the engine has ended."""
+    """The next message; None if the engine has ended."""
     try:
         head = await reader.readexactly(messages.HEAD_BYTES)
         return messages.decode_for_server(await reader.readexactly(int.from_bytes(head, "big")))

@@ -100,7 +100,7 @@ def _served(plan: Plan, cost: Cost) -> str:
 
 
 def _rivals(cost: Cost) -> str:
-    """Goodput next to that of others; nothing where a launch takes one text."""
+    """Goodput next to that of others; nothing if a launch takes one text."""
     if {rival.texts for rival in cost.rivals} == {1}:
         return ""
     rows: list[Sequence[object]] = [

@@ -66,7 +66,7 @@ class OwnPrompts:
         return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
 
     def _written(self, prompts: Sequence[list[int]], new: int, temperature: float) -> list[list[int]]:
-        """The teacher's continuation of each prompt; nothing where its positions do not suffice."""
+        """The teacher's continuation of each prompt; nothing if its positions do not suffice."""
         longest = self.model.config.max_positions - new
         fitting = [number for number, prompt in enumerate(prompts) if len(prompt) <= longest]
         ordered = sorted(fitting, key=lambda number: len(prompts[number]))

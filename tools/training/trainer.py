@@ -223,7 +223,7 @@ def _steps(
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    """A parameter's gradient, zeros where the loss did not reach it."""
+    """A parameter's gradient, zeros if the loss did not reach it."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad

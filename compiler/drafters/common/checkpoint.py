@@ -37,7 +37,7 @@ class CachedCheckpoint(Generic[Config]):
     # config.json and the files of tensors.
     files: tuple[Path, ...]
     config: Config
-    # The type of the weights; float32 where they are of several.
+    # The type of the weights; float32 if they are of several.
     dtype: torch.dtype
     # The teacher's id of every draft id, int64 [draft_vocabulary].
     ids: Tensor

@@ -29,7 +29,7 @@ def refuse(layout: str, absent: Mapping[str, bool], way_out: str = "") -> None:
 
 
 def check_agreed(layout: str, config: Config) -> None:
-    """RequestError where readers of one layout compute different things from it."""
+    """RequestError if readers of one layout compute different things from it."""
     rope = config.block.rope_scaling
     if rope is not None and rope.kind not in _AGREED:
         raise RequestError(f"{layout}: rope {rope.kind}, which its readers compute in different ways")

@@ -27,7 +27,7 @@ def ranked_outputs(levels: int, count: int, dtype: str) -> list[TensorSignature]
 
 
 def check_levels(name: str, tree: Topology | Budget, levels: int, what: str, vocabulary: int) -> None:
-    """Raises TreeError where a tree is deeper than there are levels, or has a rank past the vocabulary."""
+    """Raises TreeError if a tree is deeper than there are levels, or has a rank past the vocabulary."""
     if tree.depth > levels:
         raise TreeError(
             f"tree {name}: {tree.depth} levels deep, but the drafter has {levels} {what}; choose a shallower tree"
@@ -36,6 +36,6 @@ def check_levels(name: str, tree: Topology | Budget, levels: int, what: str, voc
 
 
 def check_rank(name: str, tree: Topology | Budget, vocabulary: int) -> None:
-    """Raises TreeError where a tree has a rank past the vocabulary."""
+    """Raises TreeError if a tree has a rank past the vocabulary."""
     if tree.width > vocabulary:
         raise TreeError(f"tree {name}: rank {tree.width - 1} is past the drafter's vocabulary of {vocabulary}")

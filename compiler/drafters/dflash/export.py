@@ -36,7 +36,7 @@ Block = TypeVar("Block", bound=DFlashConfig)
 
 
 def check_block(opened: CachedCheckpoint[Block], layout: str) -> None:
-    """RequestError where a layout's readers would take another network for it."""
+    """RequestError if a layout's readers would take another network for it."""
     config = opened.config
     check_agreed(layout, config)
     absent = {

@@ -50,7 +50,7 @@ class Heads(NamedTuple):
 
 
 def open_heads(path: Path) -> Heads:
-    """The heads of a folder or file in any of the layouts; CheckpointError where there are none."""
+    """The heads of a folder or file in any of the layouts; CheckpointError if there are none."""
     named = [path / name for name in MEDUSA_FILES if (path / name).is_file()]
     if path.is_file() and path.suffix in (".safetensors", ".pt") and path.name != "model.safetensors":
         named = [path]

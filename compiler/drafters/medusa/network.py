@@ -34,7 +34,7 @@ class MedusaConfig:
 
 
 class Head(nn.Module):
-    """Residual blocks x + silu(Wx + b), then an output matrix; ``out`` is absent where heads are tied."""
+    """Residual blocks x + silu(Wx + b), then an output matrix; ``out`` is absent if heads are tied."""
 
     def __init__(self, hidden: int, vocabulary: int, blocks: int, tied: bool, bias: bool = True) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ def deepspec(make: Any) -> dict:
     return {name: value for name, value in zlab(make).items() if name != "dflash_config"} | own | plain
 
 
-# config.json, draft vocabulary (None where the teacher's matrices serve), whether the root's row drafts.
+# config.json, draft vocabulary (None if the teacher's matrices serve), whether the root's row drafts.
 WRITERS: dict[str, tuple[Callable, int | None, bool]] = {
     "z-lab": (zlab, None, False),
     "SpecForge-shifted": (lambda make: zlab(make, shift_label=True), None, True),

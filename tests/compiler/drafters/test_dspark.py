@@ -57,7 +57,7 @@ def modelopt(make: Any) -> dict:
     return base(make, architectures=["DFlashDraftModel"], dflash_config=nested)
 
 
-# config.json, draft vocabulary (None where the teacher's matrices serve), kind of the head, what the confidence reads,
+# config.json, draft vocabulary (None if the teacher's matrices serve), kind of the head, what the confidence reads,
 # whether the root's row drafts, and whether the heads' keys have nothing before them.
 WRITERS: dict[str, tuple] = {
     "DeepSpec": (deepspec, 101, "vanilla", "markov", True, False),

@@ -32,7 +32,7 @@ def adaptive(us: dict[str, float] | None = US, greedy: bool = True, **options: o
 
 
 def broken(outcomes: list[Outcome], us: dict[str, float]) -> float:
-    """The most by which the promise was ever broken, in plain steps; negative where it held throughout."""
+    """The most by which the promise was ever broken, in plain steps; negative if it held throughout."""
     spent = np.cumsum([us[one.gear.name] for one in outcomes])
     tokens = np.cumsum([one.gained for one in outcomes])
     return float((spent / us["plain"] - (1 + EXTRA) * tokens).max()) - CREDIT

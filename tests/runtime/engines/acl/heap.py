@@ -40,7 +40,7 @@ class Heap:
     peak: int = 0
 
     def take(self, size: int) -> int:
-        """A new block's address; 0 where there is no room."""
+        """A new block's address; 0 if there is no room."""
         if size <= 0:
             raise Misuse(f"{self.name}: {size} bytes asked for; expected at least 1")
         padded = -(-size // 32) * 32 + self.padding
