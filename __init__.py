@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.manifest import Manifest
-    from draftwood.runtime.bundle import Verify
+    from draftwood.runtime.engines.opening import Opening
     from draftwood.runtime.opened import OpenedBundle
     from draftwood.trees.calibration import Calibration
     from draftwood.trees.latency import LatencyTable
     from draftwood.trees.occupancy import Occupancy
     from draftwood.trees.plan_file import Limits, Plan
 
-__all__ = ["BuildRequest", "__version__", "build", "open", "plan"]
+__all__ = ["BuildRequest", "Opening", "__version__", "build", "open", "plan"]
 
 # Here, since everything of Draftwood that imports torch imports this package first.
 shield_torch()
@@ -89,60 +89,40 @@ def plan(
     return make_plan(calibration, limits or Sizes(nodes=63), latency, classes, sampled, occupancy)
 
 
-def open(
-    folder: str | Path,
-    *,
-    engine: str | None = None,
-    verify: Verify | None = None,
-    threads: int | None = None,
-    bitwise: bool = False,
-    cache_bytes: int | None = None,
-    prefixes: bool = True,
-    waiting: int | None = None,
-    fallback: bool = False,
-) -> OpenedBundle:
+def open(folder: str | Path, opening: Opening | None = None, **options: Any) -> OpenedBundle:
     """Opens a bundle and proves that it holds together.
 
     Args:
         folder: a folder made by ``build``.
-        engine: ``cpu``, ``npu`` or another registered engine; the best that machine and bundle allow where None.
-        verify: ``full`` hashes every file, ``fast`` only what has changed since the last full verification on this
-            machine; None is full once and fast after that.
-        threads: processors to use; all where None.
-        bitwise: decode on a CPU with rows that have the same bits in every tree; the bundle must be built for it.
-        cache_bytes: of all texts' caches together; a text for which there is no room waits. By default there is room
-            for twice as many texts of the whole context as a launch takes, in at most half of the machine's memory.
-        prefixes: keep the caches of ended texts, as far as there is room, for prompts that begin like them.
-        waiting: texts that may wait for room; one more is refused with BusyError. Any number where None.
-        fallback: where the engine cannot be opened, or fails in its quick proof, decode with what there is: a CPU's
-            engine, or eager PyTorch for graphs of an NPU alone. ``engine_name`` and ``refused`` then say so.
+        opening: how (`Opening`, where each option is described): ``engine``, ``verify``, ``threads``, ``cache_bytes``,
+            ``prefixes``, ``waiting``, ``fallback``.
+        options: the same by name, as in ``draftwood.open(folder, engine="cpu", threads=4)``; they go before those of
+            ``opening``.
 
     Returns:
-        An opened bundle with ``generate`` and ``stream``, a context manager, safe to use from several threads.
+        An opened bundle with ``generate`` and ``stream``, a context manager, safe to use from several threads. If
+        another engine than the one asked for decodes, ``engine_name`` and ``refused`` say so.
 
     Raises:
         BundleError: not a bundle, damaged, or of another version.
-        RequestError: no such engine or device.
+        RequestError: no such option, engine or device.
     """
+    from pathlib import Path
+
+    from draftwood.runtime.engines.opening import USUAL
     from draftwood.runtime.opened import open_bundle
 
-    return open_bundle(
-        folder,
-        engine=engine,
-        verify=verify,
-        threads=threads,
-        bitwise=bitwise,
-        cache_bytes=cache_bytes,
-        prefixes=prefixes,
-        waiting=waiting,
-        fallback=fallback,
-    )
+    return open_bundle(Path(folder), (opening or USUAL).but(**options))
 
 
 def __getattr__(name: str) -> Any:
-    """``BuildRequest`` without importing the compiler for those who only run bundles."""
+    """``BuildRequest`` and ``Opening``, imported by those who ask for them alone."""
     if name == "BuildRequest":
         from draftwood.compiler.bundle.request import BuildRequest
 
         return BuildRequest
+    if name == "Opening":
+        from draftwood.runtime.engines.opening import Opening
+
+        return Opening
     raise AttributeError(f"module 'draftwood' has no attribute {name!r}")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.memory import machine_memory
 from draftwood.runtime.speculation.drafting import LEAST_SLOTS
 from draftwood.runtime.speculation.sampling import Sampling

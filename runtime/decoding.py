@@ -17,7 +17,7 @@ from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.caches import Wanted
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import Asking, Policy
 from draftwood.runtime.sharing import Sharing, advance
 from draftwood.runtime.speculation.apart import ApartGrammar, ApartGuide

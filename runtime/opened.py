@@ -10,13 +10,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
+from msgspec.structs import replace
+
 from draftwood.errors import RequestError, UserError
 from draftwood.manifest import Manifest
 from draftwood.planned import StepTime
-from draftwood.runtime.bundle import Bundle, Verify
+from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.caches import Caches
 from draftwood.runtime.decoding import Asked, Decoding, Options, Result
-from draftwood.runtime.engines import Engine, default_engine, host_engine
+from draftwood.runtime.engines.choice import default_engine, host_engine
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.policy import Policies, Policy
 from draftwood.runtime.proving import proved_engine
 from draftwood.runtime.sharing import Figures, Sharing
@@ -47,18 +51,15 @@ class OpenedBundle:
         self,
         bundle: Bundle,
         engine: Engine,
+        opening: Opening = USUAL,
         times: Sequence[StepTime] = (),
-        cache_bytes: int | None = None,
-        prefixes: bool = True,
-        waiting: int | None = None,
-        engine_name: str = "",
         refused: str | None = None,
     ) -> None:
         self.bundle, self.engine, self._times = bundle, engine, times
-        # What decodes, and why another engine that was asked for does not.
-        self.engine_name, self.refused = engine_name, refused
+        # The engine that decodes, and why another one that was asked for does not.
+        self.engine_name, self.refused = opening.engine or "", refused
         self._policies: dict[str, Policies] = {}
-        self._sharing = Sharing(engine, Caches(engine, cache_bytes, prefixes), waiting)
+        self._sharing = Sharing(engine, Caches(engine, opening.cache_bytes, opening.prefixes), opening.waiting)
         self._threads: ThreadPoolExecutor | None = None
         self._closed = False
         if bundle.tokenizer is not None:
@@ -173,35 +174,22 @@ class OpenedBundle:
         self.close()
 
 
-def open_bundle(
-    folder: str | Path,
-    *,
-    engine: str | None = None,
-    verify: Verify | None = None,
-    threads: int | None = None,
-    bitwise: bool = False,
-    cache_bytes: int | None = None,
-    prefixes: bool = True,
-    waiting: int | None = None,
-    fallback: bool = False,
-) -> OpenedBundle:
+def open_bundle(folder: Path, opening: Opening) -> OpenedBundle:
     """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
-    if bitwise:
-        if engine not in (None, "cpu", "bitwise"):
-            raise RequestError(f"bitwise with engine {engine}: only a CPU's engine decodes so; leave the engine out")
-        engine = "bitwise"
-    bundle = Bundle.open(Path(folder), verify)
-    name, refused = engine or default_engine(bundle), None
+    bundle, refused = Bundle.open(folder, opening.verify), None
+    name = opening.engine or default_engine(bundle)
+    chosen = replace(opening, engine=name)
     try:
-        opened = proved_engine(bundle, name, threads)
+        engine = proved_engine(bundle, chosen)
     except (UserError, RuntimeError) as error:  # an operator that a device lacks is torch's own error
-        if not fallback or name == (other := host_engine(bundle)):
+        if not opening.fallback or name == (other := host_engine(bundle)):
             raise
         reason = str(error).strip().partition("\n")[0]
-        name, refused = other, reason if reason.startswith("--engine") else f"--engine {name}: {reason}"
-        opened = proved_engine(bundle, name, threads)
-    times = tuned_times(bundle, name, threads)
-    return OpenedBundle(bundle, opened, times, cache_bytes, prefixes, waiting, name, refused)
+        refused = reason if reason.startswith("--engine") else f"--engine {name}: {reason}"
+        chosen = replace(opening, engine=other)
+        engine = proved_engine(bundle, chosen)
+    times = tuned_times(bundle, chosen.engine or name, chosen.threads)
+    return OpenedBundle(bundle, engine, chosen, times, refused)
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.manifest import BLOCK_SLOTS, Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import PLAIN
 from draftwood.runtime.rounding import Rounding, logits_apart, measured, rows_apart, rows_of
 from draftwood.runtime.speculation.sequence import SequenceState

@@ -12,47 +12,51 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+
 from draftwood.errors import BundleError, UserError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import Engine, open_engine
+from draftwood.runtime.engines.choice import default_engine, open_engine
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.engines.registry import engine_kind
 from draftwood.runtime.proof import prove
 
-# The engines that open in less than a second; a device is not opened twice.
-_APART = ("cpu", "static", "bitwise")
 _REFUSED = 3
 _CHILD = "import sys; from draftwood.runtime.proving import main; sys.exit(main(*sys.argv[1:]))"
 
 
-def proved_engine(bundle: Bundle, name: str, threads: int | None = None) -> Engine:
-    """The engine of a bundle, after the quick proof where this machine has not seen it pass with these files.
+def proved_engine(bundle: Bundle, opening: Opening) -> Engine:
+    """The engine that an opening names, after the quick proof where this machine has not seen it pass with these files.
 
     Raises:
         BundleError: a gear does not give what plain decoding gives, or ends the process that runs it.
         RequestError: no such engine or device.
     """
-    if bundle.files.proved(f"decoding {name}"):
-        return open_engine(bundle, name, threads)
-    apart = name in _APART and _prove_apart(bundle, name, threads)
-    engine = open_engine(bundle, name, threads)
+    kind = engine_kind(opening.engine or default_engine(bundle))
+    if bundle.files.proved(f"decoding {kind.name}"):
+        return open_engine(bundle, opening)
+    apart = kind.quick and _prove_apart(bundle, opening)  # a device is not opened twice
+    engine = open_engine(bundle, opening)
     if not apart:
         prove(engine)
-    bundle.files.remember(f"decoding {name}")
+    bundle.files.remember(f"decoding {kind.name}")
     return engine
 
 
-def main(folder: str, name: str, threads: str) -> int:
+def main(folder: str, opening: str) -> int:
     """The process of its own: 0 if the proof passes; a refusal goes to standard output."""
     try:
-        prove(open_engine(Bundle.open(Path(folder), "fast"), name, int(threads) or None))
+        prove(open_engine(Bundle.open(Path(folder), "fast"), msgspec.json.decode(opening, type=Opening)))
     except UserError as error:
         sys.stdout.write(f"{error}\n")
         return _REFUSED
     return 0
 
 
-def _prove_apart(bundle: Bundle, name: str, threads: int | None) -> bool:
+def _prove_apart(bundle: Bundle, opening: Opening) -> bool:
     """Whether the proof ran in a process of its own, and passed; BundleError if it did not pass."""
-    words = [sys.executable, "-P", "-c", _CHILD, str(bundle.folder), name, str(threads or 0)]
+    words = [sys.executable, "-P", "-c", _CHILD, str(bundle.folder), msgspec.json.encode(opening).decode()]
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     try:
         ended = subprocess.run(

@@ -25,7 +25,7 @@ from typing import Protocol
 from draftwood.errors import BusyError
 from draftwood.manifest import Gear
 from draftwood.runtime.caches import Caches, Wanted
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import Asking, gears_for
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Outcome

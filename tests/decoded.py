@@ -1,7 +1,7 @@
 """Texts from an engine."""
 
 from draftwood.runtime.decoding import Decoding, Options, Result
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.trace import Trace
 

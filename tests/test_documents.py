@@ -21,7 +21,6 @@ from typing import NamedTuple
 import pytest
 
 from draftwood.environment import torch_npu_installed
-from draftwood.runtime import engines
 from draftwood.tests import fixtures
 from draftwood.tests.gguf_files import save_gguf
 from draftwood.tools import cli
@@ -38,8 +37,6 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", DOCS / "README.md", *
 INFOS = {"sh", "sh npu", "sh slow", "sh long", "sh device", "sh setup", "python", "json", "text"}
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMES = [[name] for name in cli.COMMANDS] + [[]]
-# Engines of the tree, which an installation of before need not know.
-ENGINES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][engines.GROUP]
 OURS = re.compile(r"(draftwood|\./draft|python -m draftwood\.)")
 # What makes a command short; a flag that is given twice has its last value.
 SHORTER = {
@@ -110,7 +107,6 @@ def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
 
     with monkeypatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", stop)
-        patch.setattr(engines, "_registered", dict.fromkeys(ENGINES))
         try:
             main_of(words)
         except Parsed:

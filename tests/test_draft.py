@@ -47,6 +47,7 @@ class Clone:
         folder.mkdir()
         for name in ("draft", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, folder)
+        shutil.copytree(ROOT / "runtime" / "engines", folder / "runtime" / "engines")
         self.folder, self.calls, self.pip = folder, folder / "calls", folder / "pip.sh"
         self.calls.touch()
         self.pip.touch()
@@ -173,6 +174,7 @@ def test_extras_can_be_asked_for(clone: Clone) -> None:
     [
         ("check BUNDLE --engine qnn", "build,qnn"),
         ("run BUNDLE --engine=openvino-npu --prompt x", "openvino"),
+        ("run BUNDLE --engine eager --prompt x", "build"),
         ("build --model demo --target onnx,ge --out BUNDLE", "build,npu"),
     ],
 )

@@ -6,25 +6,22 @@ import importlib.metadata
 import importlib.util
 
 from draftwood import environment
+from draftwood.runtime.engines.registry import engines
 
 RUN = ("numpy", "onnxruntime", "tokenizers", "msgspec", "jinja2")
 SERVE = ("starlette", "uvicorn", "prometheus_client", "llguidance")
 BUILD = ("safetensors", "torch", "onnx", "onnxscript", "networkx")
-# What compiles and runs graphs on an NPU besides the machine's own torch_npu.
-DEVICE = ("torch", "safetensors", "protobuf")
 # Packages whose module has another name.
 MODULES = {"protobuf": "google.protobuf"}
 # Package -> the extra that brings it; "" is the base installation.
 EXTRAS = {
+    **{package: kind.extra for kind in engines().values() for package in kind.packages},
     **dict.fromkeys(RUN, ""),
     **dict.fromkeys((*BUILD, "matplotlib"), "build"),
     **dict.fromkeys(("safetensors", "protobuf"), "device"),
     "transformers": "reference",
     **dict.fromkeys(SERVE, "serve"),
     "ray": "cluster",
-    "torch_npu": "npu",
-    "openvino": "openvino",
-    "onnxruntime_qnn": "qnn",
 }
 
 

@@ -13,6 +13,7 @@ from draftwood.errors import BundleError
 from draftwood.manifest import BLOCK_SLOTS, settled_names
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import MASKED, Before, CpuEngine, Line
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.sessions import Bindings
 from draftwood.runtime.speculation.block_cache import BlockKvCache
 from draftwood.runtime.speculation.kv_cache import KvCache
@@ -35,9 +36,9 @@ class BitwiseEngine(CpuEngine):
     graph_name = "bitwise"
     prefill_rows = BLOCK_SLOTS  # more would put a chunk's tokens into more blocks, each a sum of its own
 
-    def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
+    def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
         _refuse(bundle)
-        super().__init__(bundle, threads)
+        super().__init__(bundle, opening)
         dims = bundle.manifest.dims
         self._settled = settled_names(dims.layers)
         self._empty = np.zeros((1, dims.kv_heads, BLOCK_SLOTS, dims.head_dim), np.float32)

@@ -17,6 +17,7 @@ from draftwood.errors import InvariantError
 from draftwood.manifest import Gear, GraphSignature, cache_names, text_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, SessionBindings, session
 from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.kv_cache import KvCache
@@ -66,16 +67,16 @@ class CpuEngine(Engine):
     keeps = True
     prefill_rows = PREFILL_ROWS
 
-    def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
+    def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
         dims, graph = bundle.manifest.dims, bundle.graph(self.graph_name)
-        self._threads = threads
+        self._threads = opening.threads
         graphs = [each for each in bundle.manifest.graphs_of("onnx") if not each.slots]
         # By texts; those for several are opened when they are first needed.
         self._batches = {1: graph} | {each.batch: each for each in graphs if each.kind == "batch" and not self.bitwise}
         self._opened: dict[int, Bindings] = {}
         self._opening = Turns()
         self.max_batch, self.batches = max(self._batches), tuple(sorted(self._batches))[1:]
-        self._drafts = OnnxExecutor(bundle, threads)
+        self._drafts = OnnxExecutor(bundle, opening.threads)
         super().__init__(bundle, graphs, self._drafts.run)
         self._bindings(1)
         # All of them now: a text should not wait for what its first draft would open.

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from draftwood.environment import npu_chips
+from draftwood.environment import npu_chips, npu_count
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.executor import Executor
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.versions import unsupported
 
@@ -30,7 +31,7 @@ class NpuEngine(StaticEngine):
     # The engine's name, and that of its executor.
     name, offered = "npu", "torchair"
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, executor: Executor | None = None) -> None:
+    def __init__(self, bundle: Bundle, opening: Opening = USUAL, executor: Executor | None = None) -> None:
         chips = npu_chips() if executor is None else ()
         if executor is None and not chips:
             raise RequestError(f"--engine {self.name}: no NPU is found here; run draftwood doctor, or take --engine ge")
@@ -49,6 +50,11 @@ class CapturedEngine(NpuEngine):
     """An NPU without GE: a step's operators are launched once as they are, recorded, and replayed as one launch."""
 
     name, offered = "npu-captured", "captured"
+
+
+def is_ready(bundle: Bundle) -> bool:
+    """Whether there is an NPU here."""
+    return npu_count() > 0
 
 
 def _executor(bundle: Bundle, name: str) -> Executor:

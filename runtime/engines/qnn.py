@@ -25,6 +25,7 @@ from draftwood.errors import BundleError, RequestError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, SessionBindings, pool_options
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.kv_cache import Buffer
@@ -201,10 +202,10 @@ class HtpEngine(StaticEngine):
     executor: HtpExecutor
     half = True
 
-    def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
+    def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
         _check_rows(bundle)
         graphs = [graph for graph in bundle.manifest.graphs_of("onnx") if graph.static]
-        super().__init__(bundle, graphs, HtpExecutor(bundle, threads))
+        super().__init__(bundle, graphs, HtpExecutor(bundle, opening.threads))
 
     @property
     def nodes(self) -> Mapping[str, int]:

@@ -15,6 +15,7 @@ from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
 from draftwood.runtime.engines.memory import machine_memory
+from draftwood.runtime.engines.opening import MOST_THREADS
 from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
 
@@ -23,8 +24,6 @@ NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.f
 _EXACT = {"avx_vnni", "avx512_vnni", "amx_int8"}
 # Kinds of graphs that multiply several rows at every step.
 _OF_ROWS = {"step", "batch", "bitwise", "verify", "draft", "draft-texts"}
-# More than any machine has; onnxruntime starts what it is asked for.
-MOST_THREADS = 1024
 _shared = False
 
 

@@ -21,6 +21,7 @@ from draftwood.runtime.engines.device_parts import DeviceParts
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.inputs import fill_commit, fill_tree
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.pools import PooledKv, Pools
 from draftwood.runtime.engines.sessions import OnnxExecutor, allocate, fixed
 from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
@@ -143,6 +144,6 @@ class OnnxStaticEngine(StaticEngine):
     Which of its sessions share one memory map of the weights: `sessions.session`.
     """
 
-    def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
+    def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
         graphs = [graph for graph in bundle.manifest.graphs_of("onnx") if graph.static]
-        super().__init__(bundle, graphs, OnnxExecutor(bundle, threads))
+        super().__init__(bundle, graphs, OnnxExecutor(bundle, opening.threads))

@@ -22,7 +22,8 @@ from draftwood.errors import RequestError, TreeError
 from draftwood.kernels.nbits import BLOCK
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import default_engine, open_engine
+from draftwood.runtime.engines.choice import default_engine, open_engine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.qnn import PROVIDER
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.rounding import QUANTISED_TOLERANCE
@@ -47,7 +48,7 @@ def bundled(teacher: Path, drafter: Path | None, folder: Path, trees: tuple = TR
 
 
 def assert_texts_alike(bundle: Bundle, prompt: list[int], tokens: int, name: str | None = None) -> None:
-    engine = open_engine(bundle, name)
+    engine = open_engine(bundle, Opening(engine=name))
     for sampling in (Sampling(), Sampling(temperature=0.8, seed=3)):
         options = Options(max_new_tokens=tokens, ignore_eos=True, sampling=sampling)
         gears = (None, *(gear.name for gear in bundle.manifest.gears))
@@ -113,7 +114,7 @@ def test_every_tree_gives_the_plain_text_of_its_precision(kept: Bundle) -> None:
 
 def test_a_plain_step_has_the_bits_of_a_tree(kept: Bundle) -> None:
     """However a processor sums a row that is alone."""
-    engine = open_engine(kept, "cpu")
+    engine = open_engine(kept, Opening(engine="cpu"))
     rows = dict[str, list[np.ndarray]]()
     for gear in kept.manifest.gears:
         state = engine.begin(256)
@@ -187,7 +188,7 @@ def test_its_static_graphs_through_other_compilers(chained: Bundle, engine: str,
     """Which keep the weights as they are packed, and round no rows; an HTP's leaves no node to the CPU."""
     pytest.importorskip(package)
     assert_texts_alike(chained, [3, 5, 7], tokens, engine)
-    pair = Pair(engine, EagerEngine(chained), open_engine(chained, engine), QUANTISED_TOLERANCE)
+    pair = Pair(engine, EagerEngine(chained), open_engine(chained, Opening(engine=engine)), QUANTISED_TOLERANCE)
     found = list(compare_gear(pair, chained.gear("chain-kv256"), np.arange(3, 30)))
     assert [one for one in found if not one.ok] == []
     assert set(pair.engine.nodes) == ({PROVIDER} if engine == "qnn" else set())

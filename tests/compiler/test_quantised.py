@@ -21,9 +21,11 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import Engine, default_engine, open_engine
 from draftwood.runtime.engines.bitwise import BitwiseEngine
+from draftwood.runtime.engines.choice import default_engine, open_engine
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.openvino import OpenVinoEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.rounding import QUANTISED_TOLERANCE
@@ -90,7 +92,7 @@ def test_speculative_text_is_plain_text(drafted: Bundle, sampling: Sampling) -> 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_speculative_text_through_openvino_is_its_plain_text(drafted: Bundle, sampling: Sampling) -> None:
     pytest.importorskip("openvino")
-    engine = OpenVinoEngine(drafted, 1)
+    engine = OpenVinoEngine(drafted, Opening(threads=1))
     plain = text(engine, "plain-kv128", sampling)
     assert text(engine, "chain-kv128", sampling) == plain and len(plain) == 40
     pair = Pair("openvino", EagerEngine(drafted), engine, QUANTISED_TOLERANCE)

@@ -20,6 +20,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from draftwood.runtime.engines.opening import Opening
 from draftwood.tools.serve import messages
 from draftwood.tools.serve.app import Service, Settings
 from draftwood.tools.serve.messages import Ask, Begun, Cancel, Encoded, Ended, EngineArguments, Piece, Ready, ToEngine
@@ -135,7 +136,7 @@ class Server:
 
     def __init__(self) -> None:
         metrics = Metrics()
-        served = ServedModel("m", EngineArguments(bundle="b", waiting=64), ModelMetrics(metrics, "m"))
+        served = ServedModel("m", EngineArguments(bundle="b", opening=Opening(waiting=64)), ModelMetrics(metrics, "m"))
         served._take(Engine())  # type: ignore[arg-type]
         self.model, self._app = served, Service({"m": served}, Settings(), metrics).app()
 

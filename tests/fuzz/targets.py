@@ -25,7 +25,7 @@ from draftwood.manifest import CORPUS_FILE
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.weights import check_values, read_index
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.opened import prompt_ids
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.text.tokenizer import Tokenizer

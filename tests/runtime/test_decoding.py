@@ -9,8 +9,8 @@ from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.policy import FixedTree, policy_for
 from draftwood.runtime.speculation.sampling import Sampling

@@ -14,8 +14,10 @@ import draftwood
 from draftwood.errors import NumericError, RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import engine_names, open_engine, register
+from draftwood.runtime.engines.choice import open_engine
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.opening import USUAL, Opening
+from draftwood.runtime.engines.registry import EngineKind, register
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sharing import advance
@@ -101,8 +103,8 @@ def test_texts_take_turns_within_a_step(model: OpenedBundle, prompt: list[int]) 
 class EightAtOnce(CpuEngine):
     """A toy engine: one call advances up to eight sequences, in one launch as far as decoding can tell."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
-        super().__init__(bundle, threads)
+    def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
+        super().__init__(bundle, opening)
         self.max_batch = 8
         self.batches: list[int] = []
 
@@ -114,22 +116,21 @@ class EightAtOnce(CpuEngine):
 
 @pytest.fixture
 def toy() -> None:
-    register("eight", EightAtOnce)
+    register(EngineKind(name="eight", help="eight texts a step", source=EightAtOnce, graph="step"))
 
 
 def test_an_engine_is_one_registration(toy: None, tiny_bundle: Path, prompt: list[int]) -> None:
-    assert "eight" in engine_names()
     with draftwood.open(tiny_bundle, engine="eight", threads=1) as model:
         assert isinstance(model.engine, EightAtOnce)
         text = model.generate(prompt, max_new_tokens=20, ignore_eos=True)
         assert text.token_ids == model.generate(prompt, max_new_tokens=20, ignore_eos=True, policy="plain").token_ids
     with pytest.raises(RequestError, match=r"--engine nine: not known; expected one of .*cpu, .*eight"):
-        open_engine(Bundle.open(tiny_bundle), "nine")
+        open_engine(Bundle.open(tiny_bundle), Opening(engine="nine"))
 
 
 def test_a_batch_of_texts_is_one_call_a_step(toy: None, tiny_bundle: Path, prompt: list[int]) -> None:
     """Ten texts on an engine of eight: whole texts equal plain ones, and a call holds as many as it can."""
-    engine = open_engine(Bundle.open(tiny_bundle), "eight", 1)
+    engine = open_engine(Bundle.open(tiny_bundle), Opening(engine="eight", threads=1))
     options = [
         Options(max_new_tokens=6 + i, ignore_eos=True, sampling=Sampling(temperature=0.8 * (i % 2), seed=i))
         for i in range(10)
@@ -148,7 +149,7 @@ def test_a_batch_of_texts_is_one_call_a_step(toy: None, tiny_bundle: Path, promp
 
 def test_logits_that_are_no_numbers_end_a_text(model: OpenedBundle, prompt: list[int]) -> None:
     """Greedy and sampled: an error, and never a token."""
-    engine = CpuEngine(model.bundle, 1)
+    engine = CpuEngine(model.bundle, Opening(threads=1))
     honest = engine.verify
 
     def broken(states, drafts):  # type: ignore[no-untyped-def]
@@ -217,7 +218,7 @@ def test_a_text_fails_alone(
     model: OpenedBundle, prompt: list[int], plain_texts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logits of one text that are no numbers end that text; those next to it go on and are what they are."""
-    engine = CpuEngine(model.bundle, 1)
+    engine = CpuEngine(model.bundle, Opening(threads=1))
     shared = OpenedBundle(model.bundle, engine)
     honest, bad = engine.verify, set[int]()
 

@@ -14,6 +14,7 @@ from draftwood.manifest import Manifest
 from draftwood.runtime import proving
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.proof import prove
 from draftwood.runtime.proving import _prove_apart as prove_apart
@@ -41,7 +42,7 @@ def shifted(draft):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("spoil", [causal, shifted], ids=["mask", "positions"])
 def test_a_wrong_tree_is_refused(bundles: dict[str, Bundle], spoil) -> None:  # type: ignore[no-untyped-def]
-    engine = CpuEngine(bundles["medusa"], 1)
+    engine = CpuEngine(bundles["medusa"], Opening(threads=1))
     honest = engine.verify
     engine.verify = lambda states, drafts: honest(states, [spoil(draft) for draft in drafts])  # type: ignore[method-assign]
     with pytest.raises(BundleError, match=r"gear (chain-2|ragged)-kv128 .*draftwood check"):
@@ -56,7 +57,7 @@ def test_a_prompts_rounding_to_int8_is_no_fault(
 ) -> None:
     """Rows read alone and together differ by steps of int8 where attention sums in another order."""
     monkeypatch.setattr(Manifest, "quantised", property(lambda self: quantised))
-    engine = CpuEngine(bundles["medusa"], 1)
+    engine = CpuEngine(bundles["medusa"], Opening(threads=1))
     honest = engine.append
 
     def rounded(state, tokens):  # type: ignore[no-untyped-def]
@@ -74,7 +75,7 @@ def test_a_prompts_rounding_to_int8_is_no_fault(
 
 
 def test_a_dropped_commit_is_refused(bundles: dict[str, Bundle]) -> None:
-    engine = CpuEngine(bundles["medusa"], 1)
+    engine = CpuEngine(bundles["medusa"], Opening(threads=1))
     honest = engine.verify
 
     def forgetful(states, drafts):  # type: ignore[no-untyped-def]
@@ -92,9 +93,9 @@ def proofs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: list[str] = []
 
-    def noted(bundle: Bundle, name: str, threads: int | None) -> bool:
-        asked.append(name)
-        return prove_apart(bundle, name, threads)
+    def noted(bundle: Bundle, opening: Opening) -> bool:
+        asked.append(str(opening.engine))
+        return prove_apart(bundle, opening)
 
     monkeypatch.setattr(proving, "_prove_apart", noted)
     return asked

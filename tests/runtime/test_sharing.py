@@ -20,6 +20,7 @@ from draftwood.errors import BusyError, RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.sharing import Figures
 
@@ -33,7 +34,7 @@ class Counting(CpuEngine):
     prefill_rows = 8
 
     def __init__(self, bundle: Bundle) -> None:
-        super().__init__(bundle, 1)
+        super().__init__(bundle, Opening(threads=1))
         self.launches: list[tuple[str, list[int]]] = []
         self.before: Callable[[], None] = lambda: None
 
@@ -54,7 +55,7 @@ def engine(tiny_bundle: Path) -> Counting:
 
 
 def opened(engine: CpuEngine, **options: Any) -> OpenedBundle:
-    return OpenedBundle(engine.bundle, engine, **options)
+    return OpenedBundle(engine.bundle, engine, Opening(**options))
 
 
 def ids(seed: int, count: int) -> list[int]:

@@ -14,6 +14,7 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.errors import BundleError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.proof import prove
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
@@ -58,9 +59,9 @@ def test_check_at_36_layers(deep: Bundle) -> None:
 
 def test_the_proof_at_36_layers(deep: Bundle) -> None:
     """As it is built it passes; with a wrong mask, shifted positions or a dropped write it is refused."""
-    prove(CpuEngine(deep, 1))
+    prove(CpuEngine(deep, Opening(threads=1)))
     for spoil in (_causal, _shifted, _dropped):
-        engine = CpuEngine(deep, 1)
+        engine = CpuEngine(deep, Opening(threads=1))
         engine.verify = partial(_spoiled, engine.verify, spoil)  # type: ignore[method-assign]
         with pytest.raises(BundleError, match="gear ragged-kv128"):
             prove(engine)

@@ -8,8 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.rounding import TOLERANCE
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -63,7 +64,7 @@ def test_a_prompt_is_read_once_for_all_faults(
 def test_launches_of_several_texts_are_held_to_eager_texts_alone(kind: str, tiny_bundles: dict[str, Path]) -> None:
     """By their graph, full and with an unused place; and another text's caches are noticed."""
     bundle = Bundle.open(tiny_bundles[kind])
-    pair = Pair("cpu", EagerEngine(bundle), CpuEngine(bundle, 1), TOLERANCE)
+    pair = Pair("cpu", EagerEngine(bundle), CpuEngine(bundle, Opening(threads=1)), TOLERANCE)
     assert pair.engine.batches == (2, 4)
     for count, graph in ((2, "step-b2"), (3, "step-b4"), (4, "step-b4")):
         found = list(compare_texts(pair, count, [PROMPT, PROMPT[::-1]]))

@@ -23,7 +23,7 @@ from draftwood.environment import torch_npu_installed
 from draftwood.errors import RequestError, UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import Engine, register
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests import fixtures
@@ -277,7 +277,6 @@ def of_torchair(bundle: Bundle, rank: int) -> Any:
 def rank_of_a_test(folder: str, how: str) -> None:
     """The work of each process of `torchrun`."""
     if how == "check":
-        register("ranks", RanksEngine)  # also where this tree is not the one that is installed
         sys.exit(main(["check", folder, "--engine", "ranks"]))
     ranks_module.PATIENCE = timedelta(seconds=5 if how == "stopped" else 600)
     local = {"": local_executor, "prompts": local_executor, "torchair": of_torchair}.get(how) or faulty(how)

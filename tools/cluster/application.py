@@ -14,11 +14,12 @@ from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
 
 from draftwood.errors import RequestError
+from draftwood.runtime.engines.registry import engine_kind
 from draftwood.tools.cluster.replica import Deployed, Replica
 
 IMPORT_PATH = "draftwood.tools.cluster.application:application"
-# Engines that take an NPU each; Ray counts them by this name, and shows a replica its own alone.
-NPU_ENGINES = ("npu", "npu-captured", "acl")
+# Ray counts the NPUs of a machine by this name, and shows a replica its own alone.
+NPU = "NPU"
 # A line for every text is the front's.
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 # Between looks at whether a replica is alive; Ray notices the end of its process at once.
@@ -50,7 +51,8 @@ def application(given: dict[str, Any]) -> serve.Application:
         deployed = msgspec.convert(given, Deployed, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(f"application: {error}") from None
-    resources = {"NPU": 1} if deployed.engine in NPU_ENGINES else {}
+    engine = deployed.opening.engine
+    resources = {NPU: 1} if engine is not None and engine_kind(engine).npu else {}
     sizes: dict[str, Any] = {"num_replicas": deployed.replicas}
     if deployed.most_replicas > deployed.replicas:
         sizes = {

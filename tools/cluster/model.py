@@ -15,6 +15,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from draftwood.errors import BundleError
+from draftwood.runtime.engines.opening import Opening
 from draftwood.tools.cluster.application import QUIET, application
 from draftwood.tools.cluster.connection import here
 from draftwood.tools.cluster.replica import Deployed
@@ -142,7 +143,8 @@ class RayModel(ServedModel):
     def __init__(self, name: str, deployed: Deployed, waiting: int, metrics: ModelMetrics) -> None:
         self._deployed = deployed
         self._places = deployed.texts * deployed.most_replicas
-        super().__init__(name, EngineArguments(bundle=deployed.bundle, waiting=self._places + waiting), metrics)
+        opening = Opening(waiting=self._places + waiting)
+        super().__init__(name, EngineArguments(bundle=deployed.bundle, opening=opening), metrics)
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -151,7 +153,7 @@ class RayModel(ServedModel):
         return min(self.running / self._places, 1.0)
 
     def submit(self, asks: list[Ask], receiver: Mailbox) -> None:
-        if self.busy + len(asks) > self.arguments.waiting:
+        if self.busy + len(asks) > self.most_waiting:
             raise Full
         super().submit(asks, receiver)
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from draftwood.errors import BundleError
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.tools.serve import messages
 from draftwood.tools.serve.messages import Begun, Caches, Cancel, EngineArguments, Piece, Ready, ToServer
 from draftwood.tools.serve.model import Mailbox
@@ -30,11 +32,13 @@ class Deployed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     most_replicas: int = 1
     # That a replica takes at the same time.
     texts: int = 8
-    # Processors of a replica, and its engine's threads.
-    threads: int = 1
-    engine: str | None = None
-    cache_bytes: int | None = None
-    prefixes: bool = True
+    # How a replica opens it; the engine's threads, one if they are left out, are the replica's processors.
+    opening: Opening = USUAL
+
+    @property
+    def threads(self) -> int:
+        """Processors of a replica."""
+        return self.opening.threads or 1
 
     @property
     def name(self) -> str:
@@ -58,17 +62,10 @@ class Replica:
         bundle = Path(deployed.bundle)
         if manifest_digest(bundle) != deployed.manifest:
             raise BundleError(f"{bundle}: on this machine it is another bundle than the one that is deployed; copy it")
-        arguments = EngineArguments(
-            bundle=deployed.bundle,
-            waiting=deployed.texts,
-            engine=deployed.engine,
-            threads=deployed.threads,
-            cache_bytes=deployed.cache_bytes,
-            prefixes=deployed.prefixes,
-        )
+        opening = replace(deployed.opening, waiting=deployed.texts, threads=deployed.threads)
         self._boxes: dict[int, Mailbox] = {}
         self._ids = count(1)
-        self._process = await EngineProcess.start(arguments)
+        self._process = await EngineProcess.start(EngineArguments(bundle=deployed.bundle, opening=opening))
         self._process.listen(self._receive, lambda: os._exit(1))
 
     def _receive(self, message: ToServer) -> None:

@@ -12,6 +12,7 @@ from draftwood.files import read_text
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Asked
+    from draftwood.runtime.engines.opening import Opening
     from draftwood.runtime.opened import Prompt
     from draftwood.runtime.policy import Policies
 
@@ -35,18 +36,24 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *names: str) -> None
 
 
 def add_engine_argument(parser: argparse.ArgumentParser) -> None:
-    """Which engine decodes; any that is registered."""
-    from draftwood.runtime.engines import engine_names
+    """The engine that decodes; any that is registered."""
+    from draftwood.runtime.engines.registry import engines
 
+    known = engines()
+    each = "; ".join(f"{name}: {kind.help}" for name, kind in known.items())
     parser.add_argument(
         "--engine",
-        choices=engine_names(),
-        help="cpu: onnxruntime; bitwise: the same, and every row of every tree has the bits of plain decoding (of a"
-        " bundle that was built with --bitwise); npu: an Ascend NPU; npu-captured: the same, its launches captured and"
-        " not compiled; ge: the NPU's graphs, interpreted, slow; openvino, openvino-gpu, openvino-npu: OpenVINO on an"
-        " Intel CPU, GPU or NPU; qnn: Qualcomm's HTP, or its emulator, slow; static and eager are there to compare with"
-        " (default: npu where the machine and the bundle have one, else cpu)",
+        choices=sorted(known),
+        help=f"{each} (default: npu where the machine and the bundle have one, else cpu)",
     )
+
+
+def opening_of(args: argparse.Namespace, **options: Any) -> Opening:
+    """How a bundle is opened, by the flags that the command has for it, and by what the command itself adds."""
+    from draftwood.runtime.engines.opening import USUAL
+
+    named = {name: value for name, value in vars(args).items() if name in USUAL.__struct_fields__}
+    return USUAL.but(**named | options)
 
 
 def add_policy_argument(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +69,7 @@ def add_policy_argument(parser: argparse.ArgumentParser) -> None:
 
 def policies_of(bundle: Bundle, args: argparse.Namespace) -> Policies:
     """The policies that the arguments ask for, with the step times that ``tune`` measured here if there are any."""
-    from draftwood.runtime.engines import default_engine
+    from draftwood.runtime.engines.choice import default_engine
     from draftwood.runtime.policy import Policies
     from draftwood.runtime.tuned import tuned_times
 

@@ -12,6 +12,7 @@ from draftwood.errors import RequestError
 from draftwood.tools.commands.arguments import (
     add_engine_argument,
     add_policy_argument,
+    opening_of,
     policies_of,
 )
 
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Options
-    from draftwood.runtime.engines import open_engine
+    from draftwood.runtime.engines.choice import open_engine
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.policy import Policies
     from draftwood.tools.lab.batches import bench_batches
@@ -46,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     if bundle.tokenizer is None:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")
     share_threads()
-    engine = open_engine(bundle, args.engine)
+    engine = open_engine(bundle, opening_of(args))
     measured = engine, prompts, options, Policies(bundle, "plain"), policies_of(bundle, args)
     report = bench(*measured) if args.texts == 1 else bench_batches(*measured, args.texts)
     if args.texts > 1:

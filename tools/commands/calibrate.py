@@ -73,7 +73,7 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
     from draftwood.manifest import MANIFEST_FILE
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Options
-    from draftwood.runtime.engines import open_engine
+    from draftwood.runtime.engines.choice import open_engine
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.tools.lab.counting import count_traffic
     from draftwood.tools.prompts import read_prompts

@@ -12,6 +12,7 @@ from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_engine_argument,
     decoding_options,
+    opening_of,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
 
     share_threads()
     folder = demo.bundle(args.bundle)
-    with draftwood.open(folder, engine=args.engine) as model:
+    with draftwood.open(folder, opening_of(args)) as model:
         tokenizer = model.bundle.tokenizer
         if tokenizer is None or not tokenizer.has_chat:
             raise RequestError(f"{folder}: has no chat template; draftwood run continues a text")

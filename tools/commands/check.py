@@ -23,8 +23,9 @@ TEMPERATURES = (0.0, 0.8)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from draftwood.runtime.engines import engine_names
+    from draftwood.runtime.engines.registry import engines
 
+    compared = [name for name, kind in engines().items() if kind.compared]
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: two)')
     parser.add_argument(
@@ -35,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
         "--engine",
-        choices=engine_names(),
-        help="compare this one alone (default: all that bundle and machine have, but OpenVINO's and qnn)",
+        choices=sorted(engines()),
+        help=f"compare this one alone (default: of {', '.join(compared)} those that bundle and machine have)",
     )
 
 

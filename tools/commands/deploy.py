@@ -11,6 +11,7 @@ from draftwood.errors import RequestError
 from draftwood.manifest import read_manifest
 from draftwood.runtime.engines.sessions import default_threads
 from draftwood.tools.commands import serve
+from draftwood.tools.commands.arguments import opening_of
 
 if TYPE_CHECKING:
     from draftwood.tools.cluster.replica import Deployed
@@ -69,10 +70,7 @@ def _deployed(args: argparse.Namespace, bundle: Path) -> Deployed:
         replicas=least,
         most_replicas=most,
         texts=args.texts,
-        threads=args.threads or max(1, default_threads() // (least * len(args.bundles))),
-        engine=args.engine,
-        cache_bytes=args.cache_bytes,
-        prefixes=not args.no_prefixes,
+        opening=opening_of(args, threads=args.threads or max(1, default_threads() // (least * len(args.bundles)))),
     )
 
 

@@ -16,9 +16,10 @@ from typing import Any
 from draftwood import environment
 from draftwood.errors import RequestError
 from draftwood.files import write_whole
+from draftwood.runtime.engines.registry import engines
 from draftwood.tools.lab import machine
 from draftwood.tools.lab.npu_report import describe, npu_report
-from draftwood.tools.packages import BUILD, DEVICE, EXTRAS, RUN, SERVE, install, version
+from draftwood.tools.packages import BUILD, EXTRAS, RUN, SERVE, install, version
 from draftwood.version import __version__
 from draftwood.versions import LEAST, acl_problem, npu_problem, unsupported
 
@@ -28,11 +29,12 @@ NEEDS = {
     "serve bundles": (*RUN, *SERVE),
     "deploy on Ray": (*RUN, *SERVE, "ray"),
     "build bundles": (*RUN, *BUILD),
-    "run with OpenVINO": (*RUN, "openvino"),
-    "run for an HTP": (*RUN, "onnxruntime_qnn"),
     "lower for the NPU": (*RUN, *BUILD, "torch_npu"),
-    "run on an NPU (npu)": (*RUN, "torch_npu", *DEVICE, "cann", "npu"),
-    "run on an NPU (acl)": (*RUN, "cann", "npu"),
+    **{
+        kind.ability: (*RUN, *kind.packages, *(("cann", "npu") if kind.npu else ()))
+        for kind in engines().values()
+        if kind.ability
+    },
     "train": (*RUN, *BUILD),
     "check --teacher": (*RUN, *BUILD, "transformers"),
 }
@@ -124,12 +126,11 @@ def _ability(name: str, packages: dict[str, Any], ascend: dict[str, Any]) -> dic
 
 def _against(name: str, torch_npu: str | None, ascend: dict[str, Any]) -> str:
     """The reason against running on this machine's NPU although all is there; "" for nothing, or another ability."""
-    engine = name.partition("run on an NPU (")[2].rstrip(")")
-    if not engine:
+    if "npu" not in NEEDS[name]:
         return ""
     chips = [problem for chip in ascend["chips"] if (problem := unsupported(chip))]
     cann = ascend["cann_version"] if ascend["cann"] else None
-    return chips[0] if chips else npu_problem(torch_npu, cann) if engine == "npu" else acl_problem(cann)
+    return chips[0] if chips else npu_problem(torch_npu, cann) if "torch_npu" in NEEDS[name] else acl_problem(cann)
 
 
 def _next_steps(packages: dict[str, Any], ascend: dict[str, Any], can: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
-    from draftwood.manifest import GraphSet, GraphSignature, Manifest
+    from draftwood.manifest import GraphSet, GraphSignature
     from draftwood.runtime.bundle import Bundle
     from draftwood.trees import Topology
 
@@ -23,12 +23,6 @@ TENSOR_FILES = (".safetensors", ".pt", ".pth", ".bin", ".gguf")
 GRAPH = ("name", "kind", "texts", "rows", "slots", "bytes")
 # How names of models and shapes begin.
 NAMED = ("demo", "shape:")
-# Engines by the kind of a graph that each needs.
-ONNX_ENGINES = {
-    "cpu": "step",
-    "bitwise": "bitwise",
-    **dict.fromkeys(("static", "openvino", "openvino-gpu", "openvino-npu", "qnn"), "decode"),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +169,8 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
     """The content of an opened, and so verified, bundle, as plain values."""
     import msgspec
 
-    from draftwood.runtime.engines import default_engine
+    from draftwood.runtime.engines.choice import default_engine
+    from draftwood.runtime.engines.registry import engines
     from draftwood.tools.show.gear_figures import gear_figures
 
     manifest = bundle.manifest
@@ -189,7 +184,7 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
         "folder": str(bundle.folder),
         **{key: values[key] for key in keep},
         "teacher": values["teacher"],
-        "engines": _engines(manifest),
+        "engines": [name for name, kind in engines().items() if kind.runs(manifest)],
         "gear_figures": gear_figures(bundle, default_engine(bundle)),
         "graphs": [_graph(graph, sizes) for graph in manifest.graphs_of("onnx")],
         "weights": {"file": cpu.weights, "bytes": sizes[cpu.weights]} if cpu else None,
@@ -198,13 +193,6 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
         "bytes": sum(sizes.values()),
         "invariants_hold": True,  # or the bundle had not opened
     }
-
-
-def _engines(manifest: Manifest) -> list[str]:
-    """The engines that run the bundle, here or on a machine that has the device."""
-    kinds, ranks = {graph.kind for graph in manifest.graphs_of("onnx")}, len(manifest.rank_sets("ge"))
-    npu = {0: [], 1: ["ge", "npu", "acl"]}.get(ranks, ["ge", "ranks"])
-    return [name for name, kind in ONNX_ENGINES.items() if kind in kinds] + npu
 
 
 def _npu(sets: Sequence[GraphSet], sizes: dict[str, int]) -> dict[str, Any]:

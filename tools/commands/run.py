@@ -15,6 +15,7 @@ from draftwood.tools.commands.arguments import (
     add_policy_argument,
     decoding_options,
     given_prompt,
+    opening_of,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
         form_of(args.trace)  # a suffix that cannot be written is refused before the work
     trace = Trace() if args.trace else None
     share_threads(args.threads)
-    with draftwood.open(args.bundle, engine=args.engine, threads=args.threads, fallback=args.fallback) as model:
+    with draftwood.open(args.bundle, opening_of(args)) as model:
         if model.refused:
             print(f"draftwood: {model.refused}; decoding with {model.engine_name}", file=sys.stderr)
         stream = model.stream(prompt, **options, policy=args.policy, trace=trace)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
 from draftwood.tools import demo
-from draftwood.tools.commands.arguments import add_decoding_arguments, add_engine_argument
+from draftwood.tools.commands.arguments import add_decoding_arguments, add_engine_argument, opening_of
 
 if TYPE_CHECKING:
     from draftwood.tools.serve.metrics import ModelMetrics
@@ -43,7 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of all texts' caches (default: for twice the texts of a launch)",
     )
-    parser.add_argument("--no-prefixes", action="store_true", help="keep no caches of ended texts for prompts alike")
+    parser.add_argument(
+        "--no-prefixes",
+        dest="prefixes",
+        action="store_false",
+        help="keep no caches of ended texts for prompts alike",
+    )
     parser.add_argument(
         "--limit",
         action="append",
@@ -62,16 +67,10 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools.serve.messages import EngineArguments
     from draftwood.tools.serve.model import ServedModel
 
+    opening = opening_of(args, waiting=limits_of(args)["waiting"])
+
     def served(name: str, bundle: Path, metrics: ModelMetrics) -> ServedModel:
-        arguments = EngineArguments(
-            bundle=str(bundle),
-            waiting=limits_of(args)["waiting"],
-            engine=args.engine,
-            threads=args.threads,
-            cache_bytes=args.cache_bytes,
-            prefixes=not args.no_prefixes,
-        )
-        return ServedModel(name, arguments, metrics)
+        return ServedModel(name, EngineArguments(bundle=str(bundle), opening=opening), metrics)
 
     return run(args, served)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from draftwood.tools.commands.arguments import add_engine_argument
+from draftwood.tools.commands.arguments import add_engine_argument, opening_of
 
 # So long all gears together are timed; and as long again for every number of texts that share a launch.
 SECONDS = 5.0
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.engines import default_engine, open_engine
+    from draftwood.runtime.engines.choice import default_engine, open_engine
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.tuned import keep_times
     from draftwood.tools.lab.timer import tune
@@ -27,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
     bundle = Bundle.open(args.bundle)
     engine = args.engine or default_engine(bundle)
     share_threads(args.threads)
-    opened = open_engine(bundle, engine)
+    opened = open_engine(bundle, opening_of(args, engine=engine))
     times = tune(opened, SECONDS, opened.batches)
     file = keep_times(bundle, engine, args.threads, times)
     print(f"{'gear':28} {'texts':>5} {'length':>6} {'late':>5} {'ms a step':>10}   late: tokens to catch up with")

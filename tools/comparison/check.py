@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.environment import cann_available, npu_count
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import open_engine
-from draftwood.runtime.engines.acl import is_compiled
+from draftwood.runtime.engines.choice import open_engine
+from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.engines.registry import engine_kind, engines
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.rounding import HALF_TOLERANCE, QUANTISED_TOLERANCE, TOLERANCE
 from draftwood.tools.comparison.allowed import Allowed, measured
@@ -51,8 +51,6 @@ from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference.followed import ExchangedEager, FollowingEager
 
 PROMPT_TOKENS = 96
-# Engines of the NPU's graphs, which are held against eager PyTorch in the NPU's type.
-_NPU = ("ge", "npu", "npu-captured", "acl", "ranks")
 
 
 def check(
@@ -121,7 +119,7 @@ def _pairs(bundle: Bundle, prompts: list[NDArray[np.int64]], only: str | None) -
     references = dict[bool, ExchangedEager]()
     moves = dict[bool, tuple[dict[str, Allowed], dict[str, Allowed]]]()
     for name in _engines(bundle) if only is None else [only]:
-        npu = name in _NPU
+        npu = engine_kind(name).target == "ge"  # held against eager PyTorch in the NPU's type
         if npu not in references:
             references[npu] = ExchangedEager(bundle, npu=npu)
             moves[npu] = measured(references[npu], prompts[:1])
@@ -133,7 +131,7 @@ def _pairs(bundle: Bundle, prompts: list[NDArray[np.int64]], only: str | None) -
 def _of_engine(
     bundle: Bundle, name: str, reference: ExchangedEager, whole: dict[str, Allowed], halves: dict[str, Allowed]
 ) -> Iterator[Pair]:
-    engine = open_engine(bundle, name)
+    engine = open_engine(bundle, Opening(engine=name))
     tolerance = HALF_TOLERANCE if engine.half else TOLERANCE
     int8 = bundle.manifest.quantised, bundle.manifest.int8
     tolerance, of_drafts = (max(tolerance, QUANTISED_TOLERANCE if one else 0.0) for one in int8)
@@ -149,14 +147,8 @@ def _of_engine(
 
 def _engines(bundle: Bundle) -> list[str]:
     """Engines that are compared unless one is named. OpenVINO's are not: they run the graphs of ``static``."""
-    onnx, npu = bundle.manifest.graphs_of("onnx"), bundle.manifest.graph_set("ge")
-    names = ["cpu", "static"] if onnx else []
-    names += ["bitwise"] if any(graph.name == "bitwise" for graph in onnx) else []
-    if npu is not None:
-        names += ["ge"]
-        names += ["npu"] if npu.ranks == 1 and npu_count() else []
-        names += ["acl"] if npu.ranks == 1 and cann_available() and is_compiled(bundle.folder) else []
-    return names or ["ge"]
+    known = engines().items()
+    return [name for name, kind in known if kind.compared and kind.runs(bundle.manifest) and kind.is_ready(bundle)]
 
 
 def _compare(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.manifest import Gear, GraphSignature
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.rounding import HALF_TOLERANCE, TOLERANCE
 from draftwood.runtime.speculation.sequence import SequenceState

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.runtime.decoding import Options
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.speculation.sampling import margin
 from draftwood.tools.comparison import single
 from draftwood.trees import Topology, tensorize

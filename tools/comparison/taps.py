@@ -19,6 +19,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, SessionBindings, session_options
 from draftwood.runtime.engines.static import OnnxStaticEngine, StaticEngine
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -152,9 +153,9 @@ class _Tapped(Engine):
 class TappedCpu(_Tapped, CpuEngine):
     """The CPU's engine, whose launches show their states."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
+    def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
         self.taps = Taps()
-        super().__init__(bundle, threads)
+        super().__init__(bundle, opening)
 
     def _bindings(self, texts: int) -> Bindings:
         if texts not in self._opened:
@@ -182,9 +183,9 @@ class TappedExecutor(OnnxExecutor):
 class TappedStatic(_Tapped, OnnxStaticEngine):
     """The engine of static graphs, whose launches show their states."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
+    def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
         graphs = [graph for graph in bundle.manifest.graphs_of("onnx") if graph.static]
-        executor = TappedExecutor(bundle, threads)
+        executor = TappedExecutor(bundle, opening.threads)
         self.taps = executor.taps
         StaticEngine.__init__(self, bundle, graphs, executor)
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import Policy, policy_for, widest_gear
 from draftwood.tools.comparison.differences import TIES_PER_TOKEN, Difference, explain, logit_noise, told
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from draftwood.errors import RequestError
 from draftwood.runtime.decoding import Decoding, Options, Result
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.step import Outcome

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from draftwood.runtime.decoding import Options, Result
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import Policies
 from draftwood.tools.comparison.differences import TIES_PER_TOKEN, Difference, Noise, explain, noise_of
 from draftwood.tools.lab.conversations import turn_prompts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.documents import behind_documents
 from draftwood.tools.prompts import Prompt, chat_ids

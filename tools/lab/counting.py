@@ -24,7 +24,7 @@ import numpy as np
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options, Result
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import Policies, widest_gear
 from draftwood.runtime.speculation.lookup import LOOKED_UP
 from draftwood.runtime.speculation.sampling import Sampling

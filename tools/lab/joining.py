@@ -13,7 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from draftwood.runtime.decoding import Decoding, Result
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.trace import Trace
 from draftwood.tools.lab.conversations import Conversation, tokenizer_of
@@ -50,7 +51,7 @@ def _second_turn(engine: Engine, ids: Sequence[int], behind: int) -> dict[str, A
     results = dict[bool, Result]()
     for number in range(ROUNDS):
         for prefixes in (True, False) if number % 2 else (False, True):
-            model = OpenedBundle(engine.bundle, engine, prefixes=prefixes)
+            model = OpenedBundle(engine.bundle, engine, Opening(prefixes=prefixes))
             first = ids[:behind]
             answer = model.generate(first, policy="plain", max_new_tokens=ANSWER, ignore_eos=True)
             turn = [*first, *answer.token_ids, *ids[behind : behind + FOLLOWING]]
@@ -69,7 +70,7 @@ def _second_turn(engine: Engine, ids: Sequence[int], behind: int) -> dict[str, A
 
 def _long_prompt(engine: Engine, ids: Sequence[int], length: int, texts: int) -> dict[str, Any]:
     """The longest wait of texts that run plainly, in ms, while a prompt is read in launches between their steps."""
-    model, trace = OpenedBundle(engine.bundle, engine, prefixes=False), Trace()
+    model, trace = OpenedBundle(engine.bundle, engine, Opening(prefixes=False)), Trace()
     room = engine.bundle.manifest.dims.context - BEFORE
     streams = [
         model.stream(ids[number : number + BEFORE], policy="plain", max_new_tokens=room, ignore_eos=True)

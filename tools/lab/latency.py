@@ -23,7 +23,7 @@ from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import Policy, policy_for, widest_gear
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sequence import SequenceState

@@ -15,7 +15,9 @@ from draftwood.errors import RequestError
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
-from draftwood.runtime.engines import Engine, default_engine, open_engine
+from draftwood.runtime.engines.choice import default_engine, open_engine
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
@@ -86,7 +88,7 @@ class Lab:
         if name not in self._open:
             bundle = Bundle.open(Path(self.suite.bundles[name]))
             runs = self.suite.engine or default_engine(bundle)
-            engine = open_engine(bundle, runs)
+            engine = open_engine(bundle, Opening(engine=runs))
             self._open[name] = Opened(engine, runs, bundle_digest(bundle), self._times(engine, runs))
         return self._open[name]
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from draftwood.runtime.decoding import Decoding, Options, Result
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.trace import Trace
 from draftwood.tools.comparison.differences import explain, logit_noise

@@ -12,7 +12,7 @@ from draftwood.planned import StepTime
 
 if TYPE_CHECKING:
     from draftwood.manifest import Gear
-    from draftwood.runtime.engines import Engine
+    from draftwood.runtime.engines.engine import Engine
     from draftwood.runtime.speculation.sequence import SequenceState
     from draftwood.runtime.speculation.step import Draft
 

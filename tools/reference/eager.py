@@ -19,6 +19,7 @@ from draftwood.compiler.targets.bundled import (
 from draftwood.compiler.targets.online import host
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
 from draftwood.runtime.speculation.kv_cache import Zeros
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -33,7 +34,7 @@ class EagerEngine(Held):
     of the NPU's. Every step is held to its invariants.
     """
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, npu: bool = False) -> None:
+    def __init__(self, bundle: Bundle, opening: Opening = USUAL, npu: bool = False) -> None:
         manifest = bundle.manifest
         npu = npu or manifest.graph_set("onnx") is None
         graphs = required_set(bundle.folder, manifest, "ge" if npu else "onnx")

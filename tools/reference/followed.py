@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -68,8 +69,8 @@ class _Exchanged(nn.Module):
 class ExchangedEager(EagerEngine):
     """Runs as `EagerEngine` does unless it has an ``exchange``."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, npu: bool = False) -> None:
-        super().__init__(bundle, threads, npu)
+    def __init__(self, bundle: Bundle, opening: Opening = USUAL, npu: bool = False) -> None:
+        super().__init__(bundle, opening, npu)
         self.exchange: Exchange | None = None
         layers: Sequence[Any] = list(self.decoder.layers)
         norms = [(layer, half) for layer in layers for half in ("attn_norm", "mlp_norm")]

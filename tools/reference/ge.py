@@ -18,6 +18,7 @@ from draftwood.compiler.targets.online import declared, host
 from draftwood.errors import InvariantError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.tools.reference.held import Held
@@ -102,7 +103,7 @@ class GeEngine(Held, StaticEngine):
     def __init__(
         self,
         bundle: Bundle,
-        threads: int | None = None,
+        opening: Opening = USUAL,
         mutate: Callable[[Graph], Graph] = lambda graph: graph,
     ) -> None:
         executor = InterpreterExecutor(bundle, mutate)

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwood.errors import InvariantError
 from draftwood.manifest import Gear
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, Outcome, Parts, Taken
 from draftwood.trees import violations

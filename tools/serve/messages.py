@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from draftwood.runtime.engines.opening import Opening
 from draftwood.tools.serve.calls import Form
 
 Finish = Literal["stop", "length", "context", "cancelled"]
@@ -18,15 +19,10 @@ HEAD_BYTES = 4
 
 
 class EngineArguments(Struct, frozen=True, kw_only=True):
-    """How an engine's process opens its bundle; None is what ``draftwood.open`` takes by itself."""
+    """The bundle of an engine's process, and how it is opened."""
 
     bundle: str
-    # Texts that may wait for room.
-    waiting: int
-    engine: str | None = None
-    threads: int | None = None
-    cache_bytes: int | None = None
-    prefixes: bool = True
+    opening: Opening
 
 
 class Ask(Struct, tag=True, kw_only=True):

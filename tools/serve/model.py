@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from dataclasses import dataclass
 from itertools import count
@@ -134,6 +135,12 @@ class ServedModel:
         return self.busy - self.running
 
     @property
+    def most_waiting(self) -> float:
+        """Texts that may wait for room."""
+        most = self.arguments.opening.waiting
+        return math.inf if most is None else most
+
+    @property
     def cache_usage(self) -> float:
         """Share of the caches' budget that running texts may come to need."""
         return self._caches.running_bytes / self._caches.budget_bytes if self._caches.budget_bytes else 0.0
@@ -171,7 +178,7 @@ class ServedModel:
         Raises:
             Full: there is no engine and more than may wait would wait, or an engine that stands still.
         """
-        if self.waiting + len(asks) > self.arguments.waiting + (MOST_UNHEARD if self.ready else 0):
+        if self.waiting + len(asks) > self.most_waiting + (MOST_UNHEARD if self.ready else 0):
             raise Full
         for index, ask in enumerate(asks):
             ask.id = next(self._ids)

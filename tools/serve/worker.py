@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import IO, Any
 
 import msgspec
@@ -26,7 +25,7 @@ import draftwood
 from draftwood.errors import BusyError, NumericError, RequestError, UserError
 from draftwood.manifest import Gear
 from draftwood.runtime.decoding import Decoding
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.opened import OpenedBundle, prompt_ids
 from draftwood.runtime.speculation.apart import ApartGrammar, ApartGrammars
@@ -328,16 +327,9 @@ def main() -> int:
     given = msgspec.json.decode(encoded, type=EngineArguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     connection = socket.socket(fileno=int(number))
-    share_threads(given.threads)
+    share_threads(given.opening.threads)
     try:
-        model = draftwood.open(
-            Path(given.bundle),
-            engine=given.engine,
-            threads=given.threads,
-            cache_bytes=given.cache_bytes,
-            prefixes=given.prefixes,
-            waiting=given.waiting,
-        )
+        model = draftwood.open(given.bundle, given.opening)
         warm(model)
     except UserError as error:
         print("draftwood: error:", error, file=sys.stderr)

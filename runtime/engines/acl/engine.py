@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.environment import cann_available
 from draftwood.errors import BundleError, RequestError
 from draftwood.files import read_regular
 from draftwood.manifest import MANIFEST_FILE, GraphSet, GraphSignature
@@ -15,6 +16,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.acl.library import Library, ascendcl
 from draftwood.runtime.engines.acl.memory import Block, Device, DeviceArray
 from draftwood.runtime.engines.acl.model import Model, Weights, work_bytes
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.kv_cache import Buffer
 
@@ -73,7 +75,7 @@ class AclEngine(StaticEngine):
 
     executor: AclExecutor
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, library: Library | None = None) -> None:
+    def __init__(self, bundle: Bundle, opening: Opening = USUAL, library: Library | None = None) -> None:
         npu = bundle.npu_graphs()
         if npu.ranks > 1:
             raise RequestError(
@@ -100,6 +102,6 @@ def compiled(folder: Path) -> Path:
     return models
 
 
-def is_compiled(folder: Path) -> bool:
-    """Whether ATC has made ``.om`` files in a bundle, of it as it is or not."""
-    return (folder / OM_FOLDER / MADE_OF).is_file()
+def is_ready(bundle: Bundle) -> bool:
+    """Whether CANN is here, and ATC has made ``.om`` files in the bundle, of it as it is or not."""
+    return cann_available() and (bundle.folder / OM_FOLDER / MADE_OF).is_file()

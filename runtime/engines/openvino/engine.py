@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError, RequestError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.openvino.blobs import Blobs
+from draftwood.runtime.engines.registry import engine_kind
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, counted_threads
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
@@ -19,19 +21,18 @@ from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
 _EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 # A CPU's blobs leave out the weights that they find in the bundle.
 _CONFIG = {"CPU": _EXACT | {"CACHE_MODE": "OPTIMIZE_SIZE"}, "GPU": _EXACT, "NPU": {"INFERENCE_PRECISION_HINT": "f16"}}
-_ENGINES = {"CPU": "openvino", "GPU": "openvino-gpu", "NPU": "openvino-npu"}
 _DRIVERS = {"CPU": "", "GPU": "install Intel's GPU driver, or ", "NPU": "install Intel's NPU driver, or "}
 
 
 class Device:
-    """A device of OpenVINO by name, and its host's memory.
+    """The device of an engine of OpenVINO's, and its host's memory.
 
     Raises:
         RequestError: openvino is not installed, or finds no such device.
     """
 
-    def __init__(self, name: str, threads: int | None = None) -> None:
-        self.name, self.engine, self._threads = name, f"--engine {_ENGINES[name]}", threads
+    def __init__(self, engine: str, threads: int | None = None) -> None:
+        self.name, self.engine, self._threads = engine_kind(engine).device, f"--engine {engine}", threads
         try:
             import openvino
         except ImportError:
@@ -40,13 +41,13 @@ class Device:
             ) from None
         self._openvino, self.core, self.version = openvino, openvino.Core(), openvino.get_version()
         devices = self.core.available_devices
-        if not any(available.partition(".")[0] == name for available in devices):
+        if not any(available.partition(".")[0] == self.name for available in devices):
             raise RequestError(
-                f"{self.engine}: OpenVINO {self.version} finds no {name} here, but {', '.join(devices)};"
-                f" {_DRIVERS[name]}take --engine openvino"
+                f"{self.engine}: OpenVINO {self.version} finds no {self.name} here, but {', '.join(devices)};"
+                f" {_DRIVERS[self.name]}take --engine openvino"
             )
         # Memory that the device reads and writes itself; what lies elsewhere it copies in and out.
-        self._context = None if name == "CPU" else self.core.get_default_context(name)
+        self._context = None if self.name == "CPU" else self.core.get_default_context(self.name)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -111,26 +112,11 @@ class OpenVinoEngine(StaticEngine):
 
     executor: OpenVinoExecutor
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, name: str = "CPU") -> None:
-        device = Device(name, threads)
+    def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
+        device = Device(opening.engine or "openvino", opening.threads)
         graphs = [graph for graph in bundle.manifest.graphs_of("onnx") if graph.static]
         super().__init__(bundle, graphs, OpenVinoExecutor(bundle, device))
 
     @property
     def half(self) -> bool:
         return self.executor.device.name == "NPU"
-
-
-def on_cpu(bundle: Bundle, threads: int | None = None) -> OpenVinoEngine:
-    """``--engine openvino``."""
-    return OpenVinoEngine(bundle, threads, "CPU")
-
-
-def on_gpu(bundle: Bundle, threads: int | None = None) -> OpenVinoEngine:
-    """``--engine openvino-gpu``."""
-    return OpenVinoEngine(bundle, threads, "GPU")
-
-
-def on_npu(bundle: Bundle, threads: int | None = None) -> OpenVinoEngine:
-    """``--engine openvino-npu``."""
-    return OpenVinoEngine(bundle, threads, "NPU")

@@ -226,13 +226,10 @@ def test_memory_is_free_when_no_view_is_left() -> None:
     assert blocks.take((6, 4)).data_ptr() != place
 
 
-def test_they_are_known_by_their_names() -> None:
+def test_its_executor_is_known_by_its_name() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["entry-points"]
-    for group, name, wanted in (
-        ("draftwood.engines", CapturedEngine.name, CapturedEngine),
-        (EXECUTORS, CapturedEngine.offered, CapturedExecutor),
-    ):
-        assert EntryPoint(name, project[group][name], group).load() is wanted
+    name = CapturedEngine.offered
+    assert EntryPoint(name, project[EXECUTORS][name], EXECUTORS).load() is CapturedExecutor
 
 
 class Program(nn.Module):

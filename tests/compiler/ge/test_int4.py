@@ -26,7 +26,8 @@ from draftwood.errors import CheckpointError, RequestError
 from draftwood.kernels.int4 import matrix, packed_words, whole_numbers
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import open_engine
+from draftwood.runtime.engines.choice import open_engine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests import fixtures
@@ -212,7 +213,7 @@ def test_check_holds_the_graphs_against_eager_and_catches_every_fault(bundle: Bu
 
 def texts(bundle: Bundle, prompt: list[int], tokens: int) -> list[set[tuple[int, ...]]]:
     """Greedy and sampled, of plain decoding and every gear."""
-    engine, found = open_engine(bundle, "ge"), []
+    engine, found = open_engine(bundle, Opening(engine="ge")), []
     for sampling in (Sampling(), Sampling(temperature=0.8, seed=3)):
         options = Options(max_new_tokens=tokens, ignore_eos=True, sampling=sampling)
         gears = (None, *(gear.name for gear in bundle.manifest.gears))

@@ -13,9 +13,10 @@ from draftwood.errors import BundleError, RequestError
 from draftwood.manifest import BLOCK_SLOTS
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import Engine, engine_names
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.proof import prove
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -41,7 +42,7 @@ def bundles(tiny_bundles: dict[str, Path]) -> dict[str, Bundle]:
 
 @pytest.fixture(scope="module")
 def engine(bundles: dict[str, Bundle]) -> BitwiseEngine:
-    return BitwiseEngine(bundles["medusa"], 1)
+    return BitwiseEngine(bundles["medusa"], Opening(threads=1))
 
 
 def behind(engine: Engine, text: NDArray[np.int64]) -> SequenceState:
@@ -80,14 +81,14 @@ def test_place(engine: BitwiseEngine, tree: str, length: int) -> None:
 
 
 def test_place_with_several_threads(engine: BitwiseEngine, bundles: dict[str, Bundle]) -> None:
-    several, text, tokens = BitwiseEngine(bundles["medusa"], 3), np.arange(2, 90), [5, 6, 7]
+    several, text, tokens = BitwiseEngine(bundles["medusa"], Opening(threads=3)), np.arange(2, 90), [5, 6, 7]
     assert differing(several, len(text), tensorize(TREES["full"])) == []
     assert np.array_equal(plain_rows(several, text, tokens), plain_rows(engine, text, tokens))
 
 
 def test_the_other_engine_differs(bundles: dict[str, Bundle]) -> None:
     # Else the tests here could not fail.
-    assert differing(CpuEngine(bundles["medusa"], 1), 50, tensorize(TREES["full"]))
+    assert differing(CpuEngine(bundles["medusa"], Opening(threads=1)), 50, tensorize(TREES["full"]))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -141,7 +142,7 @@ def test_churn(engine: BitwiseEngine) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts(bundles: dict[str, Bundle], kind: str, temperature: float) -> None:
     bundle = bundles[kind]
-    engine, prompt = BitwiseEngine(bundle, 1), np.random.default_rng(4).integers(2, 300, 55).tolist()
+    engine, prompt = BitwiseEngine(bundle, Opening(threads=1)), np.random.default_rng(4).integers(2, 300, 55).tolist()
     options = Options.of(max_new_tokens=40, temperature=temperature, top_p=0.95, seed=7, ignore_eos=True)
     texts = [
         Decoding(engine, prompt, options, policy_for(bundle, gear.name)).run().token_ids
@@ -154,7 +155,7 @@ def test_texts(bundles: dict[str, Bundle], kind: str, temperature: float) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_proof_passes(bundles: dict[str, Bundle], kind: str) -> None:
-    prove(BitwiseEngine(bundles[kind], 1))
+    prove(BitwiseEngine(bundles[kind], Opening(threads=1)))
 
 
 class BySlot(BitwiseEngine):
@@ -175,7 +176,7 @@ def test_a_bundle_without_the_graph_is_refused(bundles: dict[str, Bundle]) -> No
     kept = tuple(graph for graph in graphs.graphs if graph.kind != "bitwise")
     manifest = msgspec.structs.replace(bundle.manifest, graph_sets=(msgspec.structs.replace(graphs, graphs=kept),))
     with pytest.raises(BundleError, match="no graph for --bitwise; build it with --bitwise"):
-        BitwiseEngine(Bundle(bundle.folder, manifest, bundle.trees, bundle.files, bundle.verified), 1)
+        BitwiseEngine(Bundle(bundle.folder, manifest, bundle.trees, bundle.files, bundle.verified))
 
 
 @pytest.mark.parametrize(("size", "value"), [("head_dim", 256), ("branch_rows", 200)])
@@ -184,17 +185,14 @@ def test_sizes_that_cut_sums_elsewhere_are_refused(bundles: dict[str, Bundle], s
     dims = msgspec.structs.replace(bundle.manifest.dims, **{size: value})
     manifest = msgspec.structs.replace(bundle.manifest, dims=dims)
     with pytest.raises(BundleError, match=r"bitwise: .* expected at most 1"):
-        BitwiseEngine(Bundle(bundle.folder, manifest, bundle.trees, bundle.files, bundle.verified), 1)
+        BitwiseEngine(Bundle(bundle.folder, manifest, bundle.trees, bundle.files, bundle.verified))
 
 
-@pytest.mark.skipif("bitwise" not in engine_names(), reason="draftwood was installed before it had this engine")
 def test_opening_for_it(tiny_bundle: Path) -> None:
-    with draftwood.open(tiny_bundle, threads=1, bitwise=True) as model:
+    with draftwood.open(tiny_bundle, threads=1, engine="bitwise") as model:
         assert isinstance(model.engine, BitwiseEngine)
         kept = {policy: model.generate([5, 6, 7], policy=policy, max_new_tokens=9) for policy in ("plain", "adaptive")}
         assert kept["plain"].token_ids == kept["adaptive"].token_ids
-    with pytest.raises(RequestError, match="bitwise with engine static"):
-        draftwood.open(tiny_bundle, engine="static", bitwise=True)
 
 
 def test_building_it_for_an_npu_alone_is_refused(tmp_path: Path) -> None:

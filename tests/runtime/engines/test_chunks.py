@@ -14,6 +14,7 @@ from draftwood.compiler.teachers.registry import read_config
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.chunks import KNEE, next_rows
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.tools.demo import SHAPES
 from draftwood.trees import Topology
@@ -80,7 +81,7 @@ def test_a_static_bundle_takes_them(tiny_teacher: Path, tmp_path: Path, monkeypa
         BuildRequest(model=tiny_teacher, drafter=None, trees=trees, slots=(128,), prefill_rows=(8, 32)), tmp_path / "b"
     )
     bundle = Bundle.open(tmp_path / "b")
-    static, cpu = OnnxStaticEngine(bundle, 1), CpuEngine(bundle, 1)
+    static, cpu = OnnxStaticEngine(bundle, Opening(threads=1)), CpuEngine(bundle, Opening(threads=1))
     ran, run = [], static.executor.run
     monkeypatch.setattr(static.executor, "run", lambda graph, *rest: (ran.append(graph.rows), run(graph, *rest))[1])
     for length, expected in ((1, [1]), (5, [8]), (30, [32]), (33, [32, 1]), (40, [32, 8]), (100, [32] * 3 + [8])):

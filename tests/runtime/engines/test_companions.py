@@ -16,6 +16,7 @@ from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft
@@ -49,7 +50,7 @@ def bundle(
 
 @pytest.fixture(scope="module")
 def engine(bundle: Bundle) -> CpuEngine:
-    return CpuEngine(bundle, 1)
+    return CpuEngine(bundle, Opening(threads=1))
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +134,9 @@ def test_a_text_is_a_function_of_its_request(bundle: Bundle, temperature: float)
         asked = {"max_new_tokens": 24, "temperature": temperature, "seed": number, "ignore_eos": True}
         return tuple(model.generate(prompts[number], policy=policy, **asked).token_ids)  # type: ignore[arg-type]
 
-    fresh = OpenedBundle(bundle, CpuEngine(bundle, 1), prefixes=False)
+    fresh = OpenedBundle(bundle, CpuEngine(bundle, Opening(threads=1)), Opening(prefixes=False))
     want = [text(fresh, number) for number in range(8)]
-    model = OpenedBundle(bundle, CpuEngine(bundle, 1))
+    model = OpenedBundle(bundle, CpuEngine(bundle, Opening(threads=1)))
     for prompt in prompts:
         model.generate([*prompt[:18], 5, 6], policy="plain", max_new_tokens=2)
     for policy in ("plain", "chain-2-kv256"):

@@ -17,6 +17,7 @@ from draftwood.planned import named_gears
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.policy import Policies, policy_for
 from draftwood.runtime.sharing import advance
@@ -157,7 +158,7 @@ def test_acceptance_at_every_depth_is_that_of_texts_alone(
 def test_kept_prefixes_change_no_text(crowded: Callable[[str], CpuEngine], kind: str, temperature: float) -> None:
     """Turns of a chat, and another chat after the same beginning, which copies it; drafted from the first step on."""
     engine = crowded(kind)
-    model, fresh = OpenedBundle(engine.bundle, engine), OpenedBundle(engine.bundle, engine, prefixes=False)
+    model, fresh = OpenedBundle(engine.bundle, engine), OpenedBundle(engine.bundle, engine, Opening(prefixes=False))
     gear = engine.bundle.manifest.gears[-1].name
     asked: dict[str, Any] = {"temperature": temperature, "seed": 5, "max_new_tokens": 14, "ignore_eos": True}
     beginning = prompt(1, 30)

@@ -11,6 +11,7 @@ import pytest
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import TeacherOutput
@@ -125,7 +126,7 @@ class Chunked(CpuEngine):
     prefill_rows = 4
 
     def __init__(self, bundle: Bundle) -> None:
-        super().__init__(bundle, 1)
+        super().__init__(bundle, Opening(threads=1))
         self.launches: list[int] = []
         self.between = lambda: None
 

@@ -11,8 +11,8 @@ import pytest
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options, Result
-from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.policy import Expected, Gears, Policies, Policy, policy_for
 from draftwood.runtime.speculation.sampling import Sampling

@@ -9,8 +9,8 @@ from msgspec import structs
 from draftwood.errors import InvariantError
 from draftwood.manifest import Dims, Drafter
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.speculation import drafting
 from draftwood.runtime.speculation.draft_cache import DeviceRows, DraftCache

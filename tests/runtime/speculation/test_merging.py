@@ -11,7 +11,8 @@ from msgspec.structs import replace
 import draftwood
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import open_engine
+from draftwood.runtime.engines.choice import open_engine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.drafting import Drafting
 from draftwood.runtime.speculation.lookup import GOES_ON, HOPE, LOOKED_UP, TextIndex
@@ -121,7 +122,7 @@ def test_texts_are_those_of_plain_decoding(both: dict[str, Path], kind: str, eng
 def test_a_tree_of_both_is_accepted_on_a_device(both: dict[str, Path]) -> None:
     """By the NPU's graphs, which take the tree as an input."""
     bundle = Bundle.open(both["medusa"])
-    engine, gear = open_engine(bundle, "ge"), next(one for one in bundle.manifest.gears if one.neural)
+    engine, gear = open_engine(bundle, Opening(engine="ge")), next(one for one in bundle.manifest.gears if one.neural)
     texts = []
     for policy in (policy_for(bundle), policy_for(bundle, gear.name)):
         trace = Trace()

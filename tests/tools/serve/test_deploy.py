@@ -60,6 +60,8 @@ def test_a_fixed_number_of_replicas_on_processors(tiny_bundle: Path, capsys: pyt
     assert (deployment.num_replicas, deployment.ray_actor_options) == (2, {"num_cpus": 1, "resources": {}})
     with pytest.raises(RequestError, match="texst"):
         application(one["args"] | {"texst": 1})
+    with pytest.raises(RequestError, match="thread"):
+        application(one["args"] | {"opening": {"thread": 1}})
 
 
 @pytest.mark.parametrize(

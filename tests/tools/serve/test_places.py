@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+from draftwood.runtime.engines.opening import Opening
 from draftwood.tests.fuzz.bodies import bodies
 from draftwood.tools.serve import completions
 from draftwood.tools.serve.app import Service, Settings
@@ -46,7 +47,7 @@ class Engine:
 async def asked(raises: str, body: Any, patch: pytest.MonkeyPatch, at: tuple[Any, str] | None = None) -> Any:
     """The error of a request, if a layer below raises one."""
     metrics = Metrics()
-    served = ServedModel("m", EngineArguments(bundle="b", waiting=4), ModelMetrics(metrics, "m"))
+    served = ServedModel("m", EngineArguments(bundle="b", opening=Opening(waiting=4)), ModelMetrics(metrics, "m"))
     served._take(Engine(served, raises))  # type: ignore[arg-type]
     service = Service({"m": served}, Settings(per_key=1), metrics)
     error: BaseException | None = None

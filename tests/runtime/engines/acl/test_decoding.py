@@ -165,17 +165,6 @@ def test_atc_is_called_with_these_flags(compiled_bundle: Path) -> None:
     ).is_file()
 
 
-def test_it_is_known_by_its_name() -> None:
-    import tomllib
-    from importlib.metadata import EntryPoint
-
-    from draftwood.runtime.engines.acl import AclEngine
-
-    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
-    value = project["entry-points"]["draftwood.engines"]["acl"]
-    assert EntryPoint("acl", value, "draftwood.engines").load() is AclEngine
-
-
 def built(teacher: Path, drafter: Path, folder: Path, tree: Topology, whole: bool = False) -> Path:
     trees = (("plain", Topology.plain()), ("backbone", tree))
     request = BuildRequest(

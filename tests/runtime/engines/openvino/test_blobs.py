@@ -19,7 +19,7 @@ pytest.importorskip("openvino")
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return Device("CPU", 1)
+    return Device("openvino", 1)
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import pytest
 
 from draftwood.errors import BundleError, RequestError, UserError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import open_engine
-from draftwood.runtime.engines.openvino import OpenVinoEngine, on_npu
+from draftwood.runtime.engines.choice import open_engine
+from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.engines.openvino import OpenVinoEngine
 from draftwood.runtime.engines.openvino.blobs import Blobs, refused_operators
 from draftwood.runtime.engines.openvino.engine import Device
 
@@ -29,10 +30,10 @@ def test_without_the_package(python: Callable[..., str], tiny_bundle: Path) -> N
     code = f"""
 from pathlib import Path
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.openvino import on_cpu
+from draftwood.runtime.engines.openvino import OpenVinoEngine
 from draftwood.errors import RequestError
 try:
-    on_cpu(Bundle.open(Path({str(tiny_bundle)!r})))
+    OpenVinoEngine(Bundle.open(Path({str(tiny_bundle)!r})))
 except RequestError as error:
     print(error)
 """
@@ -43,26 +44,20 @@ except RequestError as error:
 
 def test_without_the_device(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openvino, "Core", lambda: SimpleNamespace(available_devices=["CPU", "GPU.0", "GPU.1"]))
-    said = refused(lambda: on_npu(bundle), RequestError)
+    said = refused(lambda: open_engine(bundle, Opening(engine="openvino-npu")), RequestError)
     assert said.startswith("--engine openvino-npu: OpenVINO ") and "finds no NPU here, but CPU, GPU.0, GPU.1" in said
     assert said.endswith("install Intel's NPU driver, or take --engine openvino")
 
 
-def test_engines_have_their_devices_names() -> None:
-    for name, device in (("openvino", "CPU"), ("openvino-gpu", "GPU"), ("openvino-npu", "NPU")):
-        engine = open_engine.__globals__["entry_points"](group="draftwood.engines", name=name)
-        assert len(list(engine)) == 1, f"{name} is not installed for {device}"
-
-
 def test_nothing_with_run_time_sizes_is_run(bundle: Bundle) -> None:
-    engine = OpenVinoEngine(bundle, 1)
+    engine = OpenVinoEngine(bundle, Opening(threads=1))
     given = [*engine.graphs, *engine.drafting.extends]
     assert given and all(graph.static for graph in given)
 
 
 def test_operators_that_a_device_lacks_are_named(bundle: Bundle) -> None:
     """A stand-in for a device that takes everything but one type; what OpenVINO's own CPU takes is everything."""
-    device, graph = Device("CPU", 1), bundle.graph("decode-kv128")
+    device, graph = Device("openvino", 1), bundle.graph("decode-kv128")
     model = device.core.read_model(bundle.folder / graph.file)
     assert refused_operators(device.core, model, "CPU") == []
     lacks = SimpleNamespace(
@@ -83,7 +78,7 @@ def test_a_graph_that_openvino_cannot_read(bundle: Bundle, tmp_path: Path) -> No
     def fails(*given: object) -> None:
         raise RuntimeError("Exception from src/core:\nnot\nreadable")
 
-    core = Device("CPU", 1).core
+    core = Device("openvino", 1).core
     broken = SimpleNamespace(read_model=fails, get_versions=core.get_versions, get_property=core.get_property)
     said = refused(lambda: Blobs(bundle, broken, "CPU", {"other": "settings"}).compiled(graph), BundleError)
     assert "decode-kv128.onnx: OpenVINO does not compile it for CPU: Exception from src/core:" in said
@@ -102,7 +97,7 @@ class Context:
 
 
 def test_buffers_lie_where_the_device_reads_them(bundle: Bundle, prompt: list[int]) -> None:
-    engine = OpenVinoEngine(bundle, 1)
+    engine = OpenVinoEngine(bundle, Opening(threads=1))
     context = engine.executor.device._context = Context()
     state = engine.begin(128)
     assert len(context.made) == 2 * bundle.manifest.dims.layers + 2  # caches, and two branches

@@ -1,0 +1,50 @@
+"""The options of opening a bundle, in one object from the command line, a server or Ray down to the engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from draftwood.errors import RequestError
+
+# More than any machine has; onnxruntime starts what it is asked for.
+MOST_THREADS = 1024
+
+
+class Opening(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a bundle is opened; what is left out follows from the bundle and the machine."""
+
+    # ``cpu``, ``npu`` or another registered engine; the best that machine and bundle allow where None.
+    engine: str | None = None
+    # ``full`` hashes every file, ``fast`` only what has changed since the last full verification on this machine; None
+    # is full once and fast after that.
+    verify: Literal["full", "fast"] | None = None
+    # Processors to use; all where None.
+    threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = None
+    # Of the caches of all texts together; a text for which there is no room waits. By default there is room for twice
+    # as many texts of the whole context as a launch takes, in at most half of the machine's memory.
+    cache_bytes: Annotated[int, Meta(ge=1)] | None = None
+    # Keep the caches of ended texts, as far as there is room, for prompts that begin like them.
+    prefixes: bool = True
+    # Texts that may wait for room; one more is refused with BusyError. Any number where None.
+    waiting: Annotated[int, Meta(ge=0)] | None = None
+    # If the engine cannot be opened, or fails in its quick proof, decode with what there is: a CPU's engine, or eager
+    # PyTorch for graphs of an NPU alone.
+    fallback: bool = False
+
+    def but(self, **options: Any) -> Opening:
+        """The same with other options, by name; RequestError for another name, or a value that makes no sense."""
+        if unknown := options.keys() - set(self.__struct_fields__):
+            known = ", ".join(self.__struct_fields__)
+            raise RequestError(f"{min(unknown)}: no such option of opening; expected one of {known}")
+        try:
+            return msgspec.convert(msgspec.structs.asdict(self) | options, Opening)
+        except msgspec.ValidationError as error:
+            problem, _, where = str(error).partition(" - at ")
+            raise RequestError(f"{where.strip('`').removeprefix('$.')}: {problem}") from None
+
+
+# Nothing said.
+USUAL = Opening()
