@@ -64,17 +64,17 @@ def shortened(decoder: Decoder) -> Short | None:
     others = [number for number in range(1, len(kinds)) if number not in decoder.aux_layers]
     if not others or len(chosen | {others[0]}) + 1 > len(kinds) // 2:
         return None
-    kept = tuple(sorted(chosen | {others[0]}))
-    place = {kinds[number]: at for at, number in reversed(list(enumerate(kept))) if number}
-    source = tuple(kept.index(n) if n in kept else place[kind] for n, kind in enumerate(kinds))
+    numbers = tuple(sorted(chosen | {others[0]}))
+    place = {kinds[number]: at for at, number in reversed(list(enumerate(numbers))) if number}
+    source = tuple(numbers.index(n) if n in numbers else place[kind] for n, kind in enumerate(kinds))
     short = copy(decoder)
-    short._modules = {**decoder._modules, "layers": nn.ModuleList(decoder.layers[number] for number in kept)}
+    short._modules = {**decoder._modules, "layers": nn.ModuleList(decoder.layers[number] for number in numbers)}
     short.config = copy(decoder.config)
     # Not by ``replace``: what else it says is of all blocks.
-    object.__setattr__(short.config, "layers", len(kept))
-    short.aux_layers = tuple(len(kept) if a == len(kinds) else kept.index(a) for a in decoder.aux_layers)
+    object.__setattr__(short.config, "layers", len(numbers))
+    short.aux_layers = tuple(len(numbers) if a == len(kinds) else numbers.index(a) for a in decoder.aux_layers)
     short.borders = True
-    return Short(short, kept, source)
+    return Short(short, numbers, source)
 
 
 def _kind(layer: nn.Module) -> Hashable:

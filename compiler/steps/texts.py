@@ -83,9 +83,9 @@ class AcceptTextsStep(nn.Module):
         drawn_BT = drawn_X.view(depths.shape)
         trees = zip(*(_apart(each) for each in (tokens, parents, depths, visible, drawn_BT)), strict=True)
         paths, lengths = zip(*(walked(t, p, d, v, r, self.places) for t, p, d, v, r in trees), strict=True)
-        kept = [path if self.kept_rows > 1 else path[-1:] for path in paths]
+        read_rows = [path if self.kept_rows > 1 else path[-1:] for path in paths]
         rows = depths.shape[1]
-        read = (all_XF.index_select(0, split + i * rows) for all_XF in features for i, split in enumerate(kept))
+        read = (all_XF.index_select(0, split + i * rows) for all_XF in features for i, split in enumerate(read_rows))
         return (drawn_BT, sure_X.view(depths.shape), torch.stack(paths), torch.cat(lengths), *read)
 
     def _drawn(self, logits_XV: Tensor, depths_BT: Tensor, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -145,7 +145,7 @@ def rebuilt_texts(signature: StepSignature, decoder: Decoder) -> Step:
     texts = signature.batch
     if signature.kind == "accept-texts":
         places = next(spec.shape[1] for spec in signature.outputs if spec.name == "path")
-        kept = next((spec.shape[0] for spec in signature.outputs if spec.name == text_name(0, "features.out")), 0)
-        return Step(AcceptTextsStep(draws_in(signature), texts, int(places), int(kept)), signature)
+        kept_rows = next((spec.shape[0] for spec in signature.outputs if spec.name == text_name(0, "features.out")), 0)
+        return Step(AcceptTextsStep(draws_in(signature), texts, int(places), int(kept_rows)), signature)
     branch = next(spec for spec in signature.inputs if spec.name == text_name(0, "branch"))
     return Step(VerifyTextsStep(decoder, "npu", int(branch.shape[2])), signature, read=2 * texts)

@@ -57,11 +57,11 @@ class Batch:
 
     def targets(self, levels: int) -> Tensor:
         """The target of each level in each context, int64 [N, I]: tokens, NONE after the end."""
-        found = []
+        targets = []
         for level in range(levels):
             inside_BC = self.slot_BC + 2 + level < self.length_B[:, None]
-            found.append(torch.where(inside_BC, self.ahead(2 + level), NONE)[self.there_BC])
-        return torch.stack(found, 1)
+            targets.append(torch.where(inside_BC, self.ahead(2 + level), NONE)[self.there_BC])
+        return torch.stack(targets, 1)
 
     def temperatures(self) -> Tensor:
         """The temperature of each context's text, float32 [N]."""

@@ -10,8 +10,8 @@ def compute_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported()
     else:
-        found = torch.cpu.get_capabilities()
-        fast = bool(found.get("avx512_bf16") or found.get("amx_bf16") or found.get("bf16"))
+        capabilities = torch.cpu.get_capabilities()
+        fast = bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
     return torch.bfloat16 if fast else torch.float32
 
 

@@ -127,10 +127,11 @@ class Student(nn.Module):
 
     def _columns(self, batch: Batch) -> Tensor:
         """The ids whose logits a step looks at, ascending: those of its texts, and ``negatives`` others at random."""
-        own = batch.ids_BS.unique()
-        random = torch.Generator().manual_seed(int(own.sum()))  # by the batch, so that a run that resumes is the same
+        written = batch.ids_BS.unique()
+        # By the batch, so that a run that resumes is the same.
+        random = torch.Generator().manual_seed(int(written.sum()))
         others = torch.randint(len(self.output_VH), (self.negatives or 0,), generator=random)
-        return torch.cat((own, others.to(own.device))).unique()
+        return torch.cat((written, others.to(written.device))).unique()
 
     def token_loss(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy with the tokens that the teacher wrote, weighted; and summed by level, [I]."""
@@ -160,23 +161,23 @@ class Student(nn.Module):
         ``features_NIH`` are the batch's, from ``frozen``; ``noise`` is added to the logits.
         """
         targets_NI = batch.targets(self.levels)
-        found = []
+        ranks = []
         for level in range(self.levels):
             hit_NK = torch.cat([
                 self.best(self.logits(features_NIH[part, level], level, noise and noise(level, part)), candidates)
                 for part in _parts(len(features_NIH))
             ]) == targets_NI[:, level, None]  # fmt: skip
-            found.append(torch.where(hit_NK.any(-1), hit_NK.int().argmax(-1), candidates))
-        return torch.stack(found, 1)
+            ranks.append(torch.where(hit_NK.any(-1), hit_NK.int().argmax(-1), candidates))
+        return torch.stack(ranks, 1)
 
     @torch.no_grad()
     def confidence(self, features_NIH: Tensor, noise: LevelNoise | None = None) -> Tensor:
         """The probability that level 0 gives its best candidate, of ``frozen`` features, float32 [N]."""
-        found = []
+        logarithms = []
         for part in _parts(len(features_NIH)):
             logits_NV = self.logits(features_NIH[part, 0], 0, noise and noise(0, part))
-            found.append(logits_NV.amax(-1) - logits_NV.logsumexp(-1))
-        return torch.cat(found).exp()
+            logarithms.append(logits_NV.amax(-1) - logits_NV.logsumexp(-1))
+        return torch.cat(logarithms).exp()
 
     def logits(self, features_NH: Tensor, level: int, noise_NV: Tensor | None = None) -> Tensor:
         """A level's ranking, float32 [N, V], from ``frozen`` features; minus infinity for tokens that it cannot
@@ -204,8 +205,8 @@ def write_folder(
 ) -> None:
     """A drafter's weights, in bfloat16, and its config.json; id maps keep their types."""
     moved = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    kept = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in moved.items()}
-    save_file(kept, folder / file, metadata={"format": "pt"})
+    stored = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in moved.items()}
+    save_file(stored, folder / file, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

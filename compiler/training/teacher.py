@@ -119,13 +119,13 @@ class FrozenTeacher:
         first of them, each with an equal share.
         """
         last, name = cast(Layer, self.decoder.layers[-1]), f"layers.{self.config.layers - 1}"
-        found = {
+        tensors = {
             "input_layernorm.weight": last.attn_norm.weight,
             "post_attention_layernorm.weight": last.mlp_norm.weight,
             "self_attn.o_proj.weight": self.checkpoint.matrix(f"{name}.o.weight"),
         }
         qkv = self.checkpoint.matrix(f"{name}.qkv.weight").split(last.widths)
-        found |= {f"self_attn.{part}_proj.weight": matrix for part, matrix in zip("qkv", qkv, strict=True)}
+        tensors |= {f"self_attn.{part}_proj.weight": matrix for part, matrix in zip("qkv", qkv, strict=True)}
         sides: tuple[Tensor, ...]
         if isinstance(last, MixtureLayer):
             count = last.config.experts_per_token
@@ -134,12 +134,12 @@ class FrozenTeacher:
         else:
             sides = self.checkpoint.matrix(f"{name}.gate_up.weight").chunk(2)
             down = self.checkpoint.matrix(f"{name}.down.weight")
-        found |= {
+        tensors |= {
             "mlp.gate_proj.weight": sides[0],
             "mlp.up_proj.weight": sides[1],
             "mlp.down_proj.weight": down.flatten(1),
         }
-        return {name: tensor.to(self.device, torch.float32) for name, tensor in found.items()}
+        return {name: tensor.to(self.device, torch.float32) for name, tensor in tensors.items()}
 
     @torch.no_grad()
     def states(self, ids_BS: Tensor, layers: Sequence[int] = ()) -> Tensor:

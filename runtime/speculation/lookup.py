@@ -133,8 +133,8 @@ class TextIndex:
         tokens, states, paths = [self.tokens[-1]], [state], [list[int]()]
         for depth, level in enumerate(levels, 1):
             ways = [
-                text._continuations(states[above], wanted, allowed and partial(allowed, paths[above]))
-                for above, _, wanted in level
+                text._continuations(states[above], candidates, allowed and partial(allowed, paths[above]))
+                for above, _, candidates in level
             ]
             ranked = (
                 text._by_count(ways)

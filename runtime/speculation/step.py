@@ -160,11 +160,11 @@ class HostParts:
     def accept(
         self, states: Sequence[SequenceState], drafts: Sequence[Draft], verified: Sequence[TeacherOutput]
     ) -> list[Taken]:
-        taken: list[Taken] = []
+        accepted_rows: list[Taken] = []
         for state, draft, output in zip(states, drafts, verified, strict=True):
             accepted = accept(state, draft, output.logits_RV)
-            taken.append((accepted, output.features_RF[list(accepted.rows)]))
-        return taken
+            accepted_rows.append((accepted, output.features_RF[list(accepted.rows)]))
+        return accepted_rows
 
 
 def speculative_step(parts: Parts[Verified], states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:

@@ -49,8 +49,8 @@ def compare_texts(pair: Pair, count: int, prompts: Sequence[NDArray[np.int64]]) 
         for number, gear in enumerate(shared):
             if number % STEPS == step:
                 yield from _compare_drafts(pair, sides, gear, [int(draft.tokens_T[0]) for draft in drafts])
-        for found in _launched(pair, sides, sides[0], drafts, f"step {step}"):
-            yield from found
+        for comparisons in _launched(pair, sides, sides[0], drafts, f"step {step}"):
+            yield from comparisons
         if step == STEPS - 1:
             others = _launched(pair, sides, [*sides[0][1:], sides[0][0]], drafts, "others")
             yield control(pair, chosen[0], FAULT, others[0])
@@ -68,8 +68,8 @@ def _launched(
     where: str,
 ) -> list[list[Comparison]]:
     """One launch of ``states``, and text by text what the reference says of each of its own."""
-    found, compared = _verified(pair.engine, states, drafts), []
-    for mine, state, draft, (got, graph) in zip(sides[0], sides[1], drafts, found, strict=True):
+    verified, compared = _verified(pair.engine, states, drafts), []
+    for mine, state, draft, (got, graph) in zip(sides[0], sides[1], drafts, verified, strict=True):
         want = single.verify(pair.reference, state, draft.tokens_T, draft.tree)
         mine.branched(draft.tokens_T, got.features_RF)
         compared.append(list(pair.rows("", graph, got, want, f"{where}, {draft.tree.rows} rows")))
@@ -83,8 +83,8 @@ def _compare_drafts(
     wants = [single.draft(pair.reference, state, gear, root) for state, root in zip(sides[1], roots, strict=True)]
     for state, root in zip(sides[0], roots, strict=True):
         state.root = root
-    found = pair.engine.draft(sides[0], [gear] * len(roots))
-    yield from compare_drafts(pair, gear, list(zip(wants, found, strict=True)))
+    drafts = pair.engine.draft(sides[0], [gear] * len(roots))
+    yield from compare_drafts(pair, gear, list(zip(wants, drafts, strict=True)))
     others = pair.engine.draft([*sides[0][1:], sides[0][0]], [gear] * len(roots))
     apart = pair.compared(gear.name, gear.draft or "", "draft scores", others[0].scores_M, wants[0].scores_M, "others")
     yield control(pair, gear, DRAFT_FAULT, [apart])
@@ -102,14 +102,15 @@ def _verified(engine: Engine, states: Sequence[SequenceState], drafts: Sequence[
         name = f"step-b{min(size for size in engine.batches if size >= len(states))}"
         outputs = engine.verify(states, drafts)
         return [
-            (TeacherOutput(one.logits_RV.copy(), one.choice_R.copy(), one.features_RF.copy()), name) for one in outputs
+            (TeacherOutput(output.logits_RV.copy(), output.choice_R.copy(), output.features_RF.copy()), name)
+            for output in outputs
         ]
-    found = []
+    texts = []
     for left, draft in zip(engine.on_device.verify(states, drafts), drafts, strict=True):
         assert left.launched is not None, "several texts are verified by launches of several"
         rows = slice(left.first, left.first + draft.tree.rows)
         logits_RV, features_RF = (
             engine.executor.read(left.buffers[name])[rows].astype(np.float32) for name in ("logits", "features")
         )
-        found.append((TeacherOutput(logits_RV, logits_RV.argmax(-1), features_RF), left.launched.graph.name))
-    return found
+        texts.append((TeacherOutput(logits_RV, logits_RV.argmax(-1), features_RF), left.launched.graph.name))
+    return texts

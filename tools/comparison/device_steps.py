@@ -47,7 +47,7 @@ def compare_acceptance(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Ite
             while len(text) <= STEPS:
                 (done,) = engine.step([state], [gear]) if state is got else speculative_step(engine, [state], [gear])
                 text += done.tokens
-        differing = [one != other for one, other in zip(*texts, strict=False)]
+        differing = [token != expected for token, expected in zip(*texts, strict=False)]
         share, where = float(np.mean(differing)), f"{len(differing)} tokens"
         yield pair.found(gear.name, gear.graph, f"{draws} tokens", share, where, 0.0)
 
@@ -73,17 +73,17 @@ def compare_whole(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator
                 yield pair.found(gear.name, graph, "step", float(not alike), f"step {step}", allowed)
                 if not alike:
                     break
-                for quantity, one, other in _left(engine, *states):
-                    yield pair.compared(gear.name, graph, quantity, one, other, f"step {step}")
+                for quantity, mine, other in _left(engine, *states):
+                    yield pair.compared(gear.name, graph, quantity, mine, other, f"step {step}")
 
 
 def _both(engine: StaticEngine, states: list[SequenceState], gear: Gear) -> list[Outcome]:
     """A step in one launch, and one in parts."""
-    found = []
+    outcomes = []
     for state, apart in zip(states, (False, True), strict=True):
         with in_parts(engine, apart):
-            found += engine.step([state], [gear])
-    return found
+            outcomes += engine.step([state], [gear])
+    return outcomes
 
 
 @contextmanager
@@ -100,15 +100,15 @@ def _left(engine: StaticEngine, got: SequenceState, want: SequenceState) -> Iter
     """The remains of a step for the next, of either text; slots of the caches that are no text may hold anything."""
     read, length = engine.executor.read, got.kv.placed
     yield "branch", read(got.kv.branch), read(want.kv.branch)
-    for one, other in zip(got.kv.buffers, want.kv.buffers, strict=True):
-        yield "cache", read(one)[:, :length], read(other)[:, :length]
+    for mine, other in zip(got.kv.buffers, want.kv.buffers, strict=True):
+        yield "cache", read(mine)[:, :length], read(other)[:, :length]
     if got.draft is None or want.draft is None:
         return
     count = got.draft.waiting
     yield "features", got.draft.features(count), want.draft.features(count)
     written = got.draft.length  # plain decoding writes nothing there
-    for one, other in zip(got.draft.buffers, want.draft.buffers, strict=True) if written else ():
-        yield "draft cache", read(one)[:, :written], read(other)[:, :written]
+    for mine, other in zip(got.draft.buffers, want.draft.buffers, strict=True) if written else ():
+        yield "draft cache", read(mine)[:, :written], read(other)[:, :written]
 
 
 class _GraphNoise(SharedNoise):
@@ -129,9 +129,9 @@ class _GraphNoise(SharedNoise):
         allowed: Sequence[NDArray[np.bool_]] = (),
     ) -> NDArray[np.float32]:
         assert not allowed, "no text of a comparison is held to a grammar"
-        found = np.zeros(self.shape(spec), np.float32)
-        levels = min(len(found), self._places)
+        noise = np.zeros(self.shape(spec), np.float32)
+        levels = min(len(noise), self._places)
         keys = np.stack(keys_of(sampling.seed, range(position, position + levels)))[..., 0]
         noise_LU = level_noise(torch.from_numpy(keys), self._vocabulary, self._ids_U)
-        found[:levels] = noise_LU.numpy() * np.float32(sampling.temperature)
-        return found
+        noise[:levels] = noise_LU.numpy() * np.float32(sampling.temperature)
+        return noise

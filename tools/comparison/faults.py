@@ -46,10 +46,10 @@ def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Cont
     if tree.rows == 1:
         return
     causal = np.tril(np.ones((tree.rows, tree.rows), np.bool_))
-    own = np.eye(tree.rows, dtype=np.bool_)
+    own_rows = np.eye(tree.rows, dtype=np.bool_)
     faults = {} if _is_chain(tree) else {"causal mask instead of the tree's": replace(tree, mask=causal)}
     faults |= {
-        "mask inverted": replace(tree, mask=~tree.mask | own),
+        "mask inverted": replace(tree, mask=~tree.mask | own_rows),
         "positions of draft rows shifted by one": replace(tree, depths=tree.depths + (tree.depths > 0)),
     }
     # With a row that does not see an ancestor of the last one. A row that sees a later one shows nothing: the attention
@@ -59,7 +59,7 @@ def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Cont
     if other is not None:
         swapped = np.arange(tree.rows)
         swapped[[other, -1]] = swapped[[-1, other]]
-        faults["two mask rows swapped"] = replace(tree, mask=tree.mask[swapped] | own)
+        faults["two mask rows swapped"] = replace(tree, mask=tree.mask[swapped] | own_rows)
     steps = Steps(pair, gear, prompt, tree)
     for fault, wrong in faults.items():
         yield control(pair, gear, fault, steps.tree(wrong))

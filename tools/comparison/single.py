@@ -22,7 +22,7 @@ def draft(engine: Engine, state: SequenceState, gear: Gear, root: int) -> Draft:
 
 def verify(engine: Engine, state: SequenceState, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> TeacherOutput:
     """Runs a tree's rows after the text; the branch is left open, for ``state.commit`` to choose from."""
-    given = Draft(np.asarray(tokens_T), np.zeros(0, np.float32), tree)
-    (output,) = engine.verify([state], [given])
-    state.branched(given.tokens_T, output.features_RF)
+    proposal = Draft(np.asarray(tokens_T), np.zeros(0, np.float32), tree)
+    (output,) = engine.verify([state], [proposal])
+    state.branched(proposal.tokens_T, output.features_RF)
     return output

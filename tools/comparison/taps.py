@@ -48,12 +48,12 @@ def tapped_model(bundle: Bundle, graph: GraphSignature) -> tuple[onnx.ModelProto
     # Norms with equal weights share them.
     weights = {f"decoder.{name}" for name in norm_names(bundle.manifest.dims.layers)}
     norms = [node for node in model.graph.node if weights & set(node.input)]
-    found = [_state(node, weights, makers) for node in norms]
-    own = {value.name for value in model.graph.output}
-    for name in found:
-        if name not in own:
+    states = [_state(node, weights, makers) for node in norms]
+    outputs = {value.name for value in model.graph.output}
+    for name in states:
+        if name not in outputs:
             model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    return model, found
+    return model, states
 
 
 def _state(node: onnx.NodeProto, weights: set[str], makers: dict[str, onnx.NodeProto]) -> str:
@@ -126,7 +126,7 @@ class TappedBindings(SessionBindings):
             while (at := at + 1) < len(found) and (last or sum(map(len, pieces)) < sum(of_all)):
                 pieces.append(found[at])
             whole = np.concatenate(pieces)
-            counts = next((one for one in (of_all, *fewer) if sum(one) == len(whole)), None)
+            counts = next((sizes for sizes in (of_all, *fewer) if sum(sizes) == len(whole)), None)
             if counts is None:
                 raise InvariantError(f"graph {self._graph.name}: {self._names[number]} normalises {len(whole)} rows")
             for text, rows in zip(texts, np.split(whole, np.cumsum(counts)[:-1]), strict=True):

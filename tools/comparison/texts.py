@@ -57,17 +57,17 @@ def compare_texts(
         modes: name -> policy; both engines decode in each.
     """
     texts = {
-        f"{side}, {mode}": Decoding(one, prompt, options, policy).run().token_ids
-        for side, one in (("reference", reference), ("engine", engine))
+        f"{side}, {mode}": Decoding(decoder, prompt, options, policy).run().token_ids
+        for side, decoder in (("reference", reference), ("engine", engine))
         for mode, policy in modes.items()
     }
     base = next(iter(texts.values()))
-    found = []
+    differences = []
     for name, text in texts.items():
         if text != base:
-            noise = sum(logit_noise(one, [*prompt, *base]) for one in (reference, engine))
-            found.append(explain(reference, name, prompt, base, text, options, noise))
-    return base, found
+            noise = sum(logit_noise(decoder, [*prompt, *base]) for decoder in (reference, engine))
+            differences.append(explain(reference, name, prompt, base, text, options, noise))
+    return base, differences
 
 
 def print_texts(report: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ def print_texts(report: dict[str, Any]) -> None:
     print(f"{'prompt':24} {'tokens':>6}  all four texts")
     for row in report["per_prompt"]:
         print(f"{row['id']:24} {row['tokens']:6}  {'equal' if row['equal'] else 'differ'}")
-        for found in row["differences"]:
-            print(f"  {told(found)}")
+        for difference in row["differences"]:
+            print(f"  {told(difference)}")
     print(f"{report['equal']} of {report['prompts']} prompts equal, {report['tokens']} tokens")
     print("ok" if report["ok"] else "FAILED")

@@ -87,13 +87,13 @@ def best(args: argparse.Namespace, work: Path, given: MadeFrom) -> tuple[Path, d
 
     teacher = Checkpoint.open(resolve(args.model))
     names = tuple(fitting(teacher))
-    found = _measured(args, work, given, names) if len(names) > 1 else {name: Measured((), None) for name in names}
+    measured = _measured(args, work, given, names) if len(names) > 1 else {name: Measured((), None) for name in names}
     tried: dict[Form, dict[str, Any]] = {}
-    for name in ranking(found):
+    for name in ranking(measured):
         tried[Form(name)] = _tried(args, work, given, Form(name))
         if tried[Form(name)]["ok"]:
             break
-    form = next((form for form, one in tried.items() if one["ok"]), None)
+    form = next((form for form, figures in tried.items() if figures["ok"]), None)
     if form is None:
         raise StageError(f"--precision best: none of {', '.join(names)} could be made and passes; see what they said")
     if args.drafter:
@@ -107,8 +107,8 @@ def best(args: argparse.Namespace, work: Path, given: MadeFrom) -> tuple[Path, d
         "bundle": str(args.out),
         "chosen": form.name,
         "limit": LIMIT,
-        "precisions": [_row(name, one) | {"rounds": ROUNDS[name, rows_rounded]} for name, one in found.items()],
-        "forms": [{"form": one.name, **figures} for one, figures in tried.items()],
+        "precisions": [_row(name, times) | {"rounds": ROUNDS[name, rows_rounded]} for name, times in measured.items()],
+        "forms": [{"form": made.name, **figures} for made, figures in tried.items()],
         "commands": [shlex.join(("draftwood", *_words(args, form, args.out)))],
     }
     return work / form.name / "bundle", report
@@ -117,7 +117,7 @@ def best(args: argparse.Namespace, work: Path, given: MadeFrom) -> tuple[Path, d
 def ranking(found: Mapping[Precision, Measured]) -> list[Precision]:
     """The precisions within the limit, the first to be made first: of those about as fast as the fastest, the one that
     rounds least."""
-    left = [name for name, one in found.items() if one.ms and not _too_far(one)]
+    left = [name for name, measured in found.items() if measured.ms and not _too_far(measured)]
     ranked: list[Precision] = []
     while left:
         fastest = min(found[name].mean_ms for name in left)
@@ -125,7 +125,7 @@ def ranking(found: Mapping[Precision, Measured]) -> list[Precision]:
         ranked.append(max(near, key=lambda name: found[name].agreement))
         left.remove(ranked[-1])
     # What could not be timed comes last, and is made where nothing else can be.
-    return ranked + [name for name, one in found.items() if not one.ms and not _too_far(one)]
+    return ranked + [name for name, measured in found.items() if not measured.ms and not _too_far(measured)]
 
 
 def _too_far(one: Measured) -> bool:
@@ -143,7 +143,7 @@ def _measured(
     from draftwood.trees.latency import LatencyTable
 
     rounding = _rounding(args, work, given)
-    found: dict[Precision, Measured] = {}
+    measured: dict[Precision, Measured] = {}
     slots = args.kv.split(",")[0]
     texts, rows = ({str(step[place]) for step in STEPS} for place in (0, 1))
     for number, name in enumerate(names, 1):
@@ -161,8 +161,8 @@ def _measured(
         else:
             table = LatencyTable.from_json(out.read_text(), str(out))
             ms = tuple(1e3 * table.step_s(count, int(slots), many) for many, count in STEPS)
-        found[name] = Measured(ms, rounding.get(name))
-    return found
+        measured[name] = Measured(ms, rounding.get(name))
+    return measured
 
 
 def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str, dict[str, Any]]:
@@ -172,8 +172,8 @@ def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str
     out = work / "rounding.json"
     words = ("quantize", "--model", args.model, "--calibration", str(args.prompts or BUILT_IN), "--json")
     run([Stage("rounding", words, out, "holds every precision to the exact numbers")], work, given)
-    found: dict[str, dict[str, Any]] = json.loads(out.read_text())
-    return found
+    differences: dict[str, dict[str, Any]] = json.loads(out.read_text())
+    return differences
 
 
 def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: Form) -> dict[str, Any]:
@@ -225,11 +225,11 @@ def table(report: Mapping[str, Any]) -> str:
     titles = [f"ms {'plain' if texts == rows == 1 else f'{rows} rows' if texts == 1 else f'{texts} sequences'}"
               for texts, rows in STEPS]  # fmt: skip
     lines = [("precision", *titles, "perplexity", "same best token", "rounds")]
-    for one in report["precisions"]:
-        ms, far = (f"{value:.2f}" for value in one["ms"]), one["difference"]
-        told = (f"{100 * far['worse']:+.2f} %", f"{100 * far['agreement']:.2f} %") if far else ("", "")
-        lines.append((one["precision"], *(tuple(ms) or ("",) * len(STEPS)), *told, one["rounds"]))
+    for entry in report["precisions"]:
+        ms, far = (f"{value:.2f}" for value in entry["ms"]), entry["difference"]
+        rounding = (f"{100 * far['worse']:+.2f} %", f"{100 * far['agreement']:.2f} %") if far else ("", "")
+        lines.append((entry["precision"], *(tuple(ms) or ("",) * len(STEPS)), *rounding, entry["rounds"]))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     why = f"of those with a perplexity within {100 * report['limit']:.0f} % and within {100 * GAIN - 100:.0f} % of the"
-    shown = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in lines]
-    return "\n".join((*shown, f"chosen     {report['chosen']}: {why} fastest it rounds least"))
+    aligned = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in lines]
+    return "\n".join((*aligned, f"chosen     {report['chosen']}: {why} fastest it rounds least"))

@@ -25,21 +25,21 @@ _BESIDE_BYTES = 64 << 20
 
 def weight_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
     """Bytes of the weights of a CPU's bundle, on disk and in memory."""
-    found = in_precision(checkpoint, precision)
-    packed = {one.name: one for one in found.config.packed}
+    teacher = in_precision(checkpoint, precision)
+    packed = {packing.name: packing for packing in teacher.config.packed}
     total = 0.0
-    for name, part in found.parts.items():
+    for name, part in teacher.parts.items():
         layer, _, kind = name.rpartition(".")
         # What stands next to a matrix is counted with it.
         source = part if part.tensors else checkpoint.parts.get(name, checkpoint.parts["embed.weight"])
         if kind.startswith("weight_"):
             continue
         numbers = sum(math.prod(shape) for _, shape in source.tensors)
-        if one := packed.get(layer):
-            beside = 4 + 4 * one.minimum + one.bits / 8 * one.zeros
-            total += numbers * (one.bits / 8 + beside / BLOCK)
+        if packing := packed.get(layer):
+            beside = 4 + 4 * packing.minimum + packing.bits / 8 * packing.zeros
+            total += numbers * (packing.bits / 8 + beside / BLOCK)
         else:
-            total += numbers * (1 if layer in found.config.quantised else 4)
+            total += numbers * (1 if layer in teacher.config.quantised else 4)
     return int(total)
 
 
@@ -52,14 +52,14 @@ def check_room(checkpoint: Checkpoint, precision: Precision, out: Path, copies: 
     """
     needed, there = weight_bytes(checkpoint, precision), memory()["total_bytes"]
     free = shutil.disk_usage(_there(out)).free
-    said = f"--precision {precision}: {_gb(needed)} of weights; {_gb(free)} of disk are free"
-    said += f", {_gb(there)} of memory are here" if there else ""
+    need = f"--precision {precision}: {_gb(needed)} of weights; {_gb(free)} of disk are free"
+    need += f", {_gb(there)} of memory are here" if there else ""
     if runs and there and needed > _SHARE * there:
-        raise RequestError(f"{said}; cannot run here; {_way_out(checkpoint, needed, _SHARE * there)}")
+        raise RequestError(f"{need}; cannot run here; {_way_out(checkpoint, needed, _SHARE * there)}")
     if copies * needed + _BESIDE_BYTES > free:
         more = f", in {copies} copies" if copies > 1 else ""
-        raise RequestError(f"{said}{more}; cannot be written to {out}; {_way_out(checkpoint, needed, free / copies)}")
-    return said
+        raise RequestError(f"{need}{more}; cannot be written to {out}; {_way_out(checkpoint, needed, free / copies)}")
+    return need
 
 
 def check_prompts(model: Path, checkpoint: Checkpoint, prompts: Sequence[Prompt]) -> None:
@@ -100,10 +100,10 @@ def _way_out(checkpoint: Checkpoint, needed: int, limit: float) -> str:
 
 def _there(path: Path) -> Path:
     """The nearest folder that exists."""
-    found = path.absolute()
-    while not found.is_dir():
-        found = found.parent
-    return found
+    folder = path.absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
 
 
 def _gb(size: float) -> str:

@@ -62,8 +62,8 @@ class Kept:
     def note(self, number: int, done: bool) -> None:
         """Notes that the stages before this one are done, and whether it is."""
         marks = [
-            {"line": one.line, "makes": str(one.makes), "done": done or place < number, "from": self.given}
-            for place, one in enumerate(self.stages[: number + 1])
+            {"line": stage.line, "makes": str(stage.makes), "done": done or place < number, "from": self.given}
+            for place, stage in enumerate(self.stages[: number + 1])
         ]
         write_whole(self.work / _KEPT, json.dumps(marks).encode())
 
@@ -84,17 +84,17 @@ def run(stages: Sequence[Stage], work: Path, given: MadeFrom) -> None:
         StageError: one failed, or refuses what was made.
         RequestError: the note of what is there is damaged.
     """
-    kept = Kept(stages, work, given)
-    if kept.changed:
-        print(f"made again from the first stage on: {kept.changed}", file=sys.stderr, flush=True)
+    notes = Kept(stages, work, given)
+    if notes.changed:
+        print(f"made again from the first stage on: {notes.changed}", file=sys.stderr, flush=True)
     for number, stage in enumerate(stages):
-        if number >= kept.done:
+        if number >= notes.done:
             _remove(stage.makes)
-            kept.note(number, done=False)
+            notes.note(number, done=False)
             _run(stage, number + 1, len(stages), work)
-            kept.note(number, done=True)
-        if stage.refuses and (said := stage.refuses(stage.makes)):
-            raise StageError(said)
+            notes.note(number, done=True)
+        if stage.refuses and (refusal := stage.refuses(stage.makes)):
+            raise StageError(refusal)
 
 
 def ours(work: Path, path: Path) -> bool:
@@ -104,7 +104,7 @@ def ours(work: Path, path: Path) -> bool:
 
 def _notes(path: Path) -> list[dict[str, Any]]:
     notes = read_note(path, list)
-    if not all(isinstance(one, dict) for one in notes):
+    if not all(isinstance(note, dict) for note in notes):
         raise damaged(path, "no list of stages")
     return notes
 

@@ -26,15 +26,15 @@ def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
         yield from _planning(args, work)
         specs.insert(0, f"plan:{work / 'plan.json'}")
     tree = ",".join(specs)
-    made, here = ("--tree", tree, "--kv", args.kv, *_texts(args)), args.out
+    trees, here = ("--tree", tree, "--kv", args.kv, *_texts(args)), args.out
     why = "freezes teacher, drafter and trees"
     if args.device and args.precision.startswith("nbits"):
         # Packed weights are laid out for one target; the trees are judged in the same four bits on this machine.
         here = work / "here"
-        yield _build(args, "build", args.out, why, *made, "--target", "ge")
-        yield _build(args, "build for this machine", here, "has the same trees, to compare texts with", *made)
+        yield _build(args, "build", args.out, why, *trees, "--target", "ge")
+        yield _build(args, "build for this machine", here, "has the same trees, to compare texts with", *trees)
     else:
-        yield _build(args, "build", args.out, why, *made, *(("--target", "onnx,ge") if args.device else ()))
+        yield _build(args, "build", args.out, why, *trees, *(("--target", "onnx,ge") if args.device else ()))
     checks, report = "holds every graph to eager PyTorch", args.out / "check.json"
     yield Stage("check", ("check", str(args.out)), report, checks, judges=True, refuses=_failure)
     yield Stage("tune", ("tune", str(here)), work / "tune.txt", "times every gear on this machine")
@@ -49,15 +49,15 @@ def _failure(path: Path) -> str:
     if report["ok"]:
         return ""
     way_out = f"nothing is tuned or compared; draftwood check {path.parent} says all; try another --precision"
-    wrong = [one for one in report["comparisons"] if not one["ok"]]
+    wrong = [entry for entry in report["comparisons"] if not entry["ok"]]
     if wrong:
-        worst = max(wrong, key=lambda one: one["difference"] / max(one["tolerance"], 1e-30))
+        worst = max(wrong, key=lambda entry: entry["difference"] / max(entry["tolerance"], 1e-30))
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return (
             f"check failed: {worst['graph']} ({worst['graphs']}), {worst['quantity']} at {worst['where']} differs"
             f" by {worst['difference']:.1e}, {worst['tolerance']:.1e} are allowed{more}; {way_out}"
         )
-    missed = [one for one in report["controls"] if not one["caught"]]
+    missed = [entry for entry in report["controls"] if not entry["caught"]]
     if missed:
         return f"check failed: fault {missed[0]['fault']!r} in gear {missed[0]['gear']} is not caught; {way_out}"
     return f"check failed; {way_out}"
@@ -116,7 +116,7 @@ def _most_rows(args: argparse.Namespace) -> int:
     from draftwood.tools.demo import resolve
 
     config = in_precision(Checkpoint.open(resolve(args.model)), "nbits", npu=True).config
-    return min(most_rows(one.group) for one in config.packed if one.group)
+    return min(most_rows(layer.group) for layer in config.packed if layer.group)
 
 
 def _counting_tree(args: argparse.Namespace) -> str:

@@ -99,14 +99,14 @@ def _message(number: int, message: Message) -> dict[str, Any]:
                 where = f"messages[{number}].content[{at}]"
                 raise RequestRefused(f"{where}: only parts of type text are understood, got {part.type:.40}", where)
         content = "\n".join(part.text or "" for part in content)
-    told = {"role": "system" if message.role == "developer" else message.role, "content": content or ""}
+    fields = {"role": "system" if message.role == "developer" else message.role, "content": content or ""}
     more = {
         "name": message.name,
         "reasoning_content": message.reasoning_content,
         "tool_calls": [_called(f"messages[{number}]", call) for call in message.tool_calls or []] or None,
         "tool_call_id": message.tool_call_id,
     }
-    return told | {name: value for name, value in more.items() if value is not None}
+    return fields | {name: value for name, value in more.items() if value is not None}
 
 
 def _called(where: str, call: AssistantCall) -> dict[str, Any]:

@@ -87,24 +87,24 @@ def write_shard(
     """
     heat_of = partial(_heat, temperatures)
     numbers = range(shard * rows, (shard + 1) * rows)
-    made = {number: prompt for number in numbers if (prompt := prompts(number))}
+    prompt_ids = {number: prompt for number in numbers if (prompt := prompts(number))}
     texts: dict[int, list[int]] = {}
-    ordered = sorted(made, key=lambda number: (len(made[number]), number))
+    ordered = sorted(prompt_ids, key=lambda number: (len(prompt_ids[number]), number))
     for at in range(0, len(ordered), batch):
         chosen = ordered[at : at + batch]
         # No two batches of a run share their noise.
         draws = batch_draws([heat_of(n) for n in chosen], (prompts.seed % 2**31 << 32) + chosen[0], model.device)
-        keep = partial(_keep, states, chosen, [len(made[n]) for n in chosen])
-        written = generate(model, [made[n] for n in chosen], draws, new_tokens, ends, told, keep, states.aux)
-        texts.update({n: made[n] + new for n, new in zip(chosen, written, strict=True)})
-    index = np.zeros(len(made), INDEX)
-    index["length"] = [len(texts[n]) for n in made]
+        keep = partial(_keep, states, chosen, [len(prompt_ids[n]) for n in chosen])
+        written = generate(model, [prompt_ids[n] for n in chosen], draws, new_tokens, ends, told, keep, states.aux)
+        texts.update({n: prompt_ids[n] + new for n, new in zip(chosen, written, strict=True)})
+    index = np.zeros(len(prompt_ids), INDEX)
+    index["length"] = [len(texts[n]) for n in prompt_ids]
     index["start"] = np.cumsum(index["length"]) - index["length"]
-    index["prompt"] = [len(made[n]) for n in made]
-    index["temperature"] = [heat_of(n) for n in made]
-    index["source"] = [prompts.source(n) for n in made]
-    tokens = np.concatenate([np.asarray(texts[n], dtype=np.uint32) for n in made] or [np.zeros(0, np.uint32)])
-    states.save(list(made), index["length"].tolist(), tokens)
+    index["prompt"] = [len(prompt_ids[n]) for n in prompt_ids]
+    index["temperature"] = [heat_of(n) for n in prompt_ids]
+    index["source"] = [prompts.source(n) for n in prompt_ids]
+    tokens = np.concatenate([np.asarray(texts[n], dtype=np.uint32) for n in prompt_ids] or [np.zeros(0, np.uint32)])
+    states.save(list(prompt_ids), index["length"].tolist(), tokens)
     _save(folder / f"shard-{shard:04}.npy", tokens)
     _save(folder / f"shard-{shard:04}.index.npy", index)  # last: its presence says that the shard is whole
 
@@ -200,10 +200,10 @@ def distill(
 
 def _digest(corpus: Sequence[Row]) -> str:
     """SHA-256, in hex, of all rows in their order."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for row in corpus:
-        found.update(json.dumps(row, sort_keys=True).encode() + b"\n")
-    return found.hexdigest()
+        digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def _check_settings(out: Path, settings: dict[str, Any]) -> None:

@@ -54,16 +54,16 @@ class OwnPrompts:
     def _asked(self, chats: Sequence[list[Message]]) -> list[list[Message]]:
         """The conversations with one more question each."""
         written = self._written([self._opening(chat) for chat in chats], _QUESTION, _QUESTION_TEMPERATURE)
-        asked = {}
+        continued = {}
         for chat, new in zip(chats, written, strict=True):
             if (question := self.text.decode(new).strip()) and new[-1] in self.model.config.eos:
-                asked[question] = [*chat, Message(role="user", content=question)]
-        return list(asked.values())
+                continued[question] = [*chat, Message(role="user", content=question)]
+        return list(continued.values())
 
     def _opening(self, chat: Sequence[Message]) -> list[int]:
         """The tokens after which a user's turn begins: what two chats have in common that differ in it alone."""
-        one, other = (self.text.chat([*chat, Message(role="user", content=content)]) for content in ("A", "7"))
-        return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
+        first, second = (self.text.chat([*chat, Message(role="user", content=content)]) for content in ("A", "7"))
+        return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
 
     def _written(self, prompts: Sequence[list[int]], new: int, temperature: float) -> list[list[int]]:
         """The teacher's continuation of each prompt; nothing if its positions do not suffice."""

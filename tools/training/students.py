@@ -29,10 +29,10 @@ def go_on(student: Student, kind: str, folder: Path, teacher: FrozenTeacher) -> 
     Raises:
         RequestError: the folder holds a drafter of another kind.
     """
-    found = kind_of(folder)
-    if found.name != kind:
-        raise RequestError(f"--start {folder}: holds {found.title}; expected {kind_named(kind).title}")
-    tensors = found.model.trained(folder, teacher, student.levels)[1]
+    stored = kind_of(folder)
+    if stored.name != kind:
+        raise RequestError(f"--start {folder}: holds {stored.title}; expected {kind_named(kind).title}")
+    tensors = stored.model.trained(folder, teacher, student.levels)[1]
     student.take(tensors)
     return zlib.crc32(b"".join(tensors[name].float().numpy().tobytes() for name in sorted(tensors)))
 

@@ -91,13 +91,13 @@ class Distilled:
 
 def _settings(folder: Path) -> dict[str, Any]:
     """The request that distill had; OSError or ValueError if no file says it."""
-    found = json.loads((folder / "distill.json").read_text())
-    if not isinstance(found, dict) or not isinstance(found.get("teacher"), str):
+    settings = json.loads((folder / "distill.json").read_text())
+    if not isinstance(settings, dict) or not isinstance(settings.get("teacher"), str):
         raise ValueError("distill.json names no teacher")
-    ends = found.get("ends")
+    ends = settings.get("ends")
     if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
         raise ValueError("distill.json names no end tokens")
-    return found
+    return settings
 
 
 def batch_of(texts: Distilled, text_B: np.ndarray, last_BSH: Tensor, aux_BSF: Tensor) -> Batch:
