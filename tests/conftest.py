@@ -16,8 +16,8 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
-# `python -m pytest` puts the checkout on the path, where transformers would take our kernels/ for its own
-# `kernels`. What is tested is the installed draftwood, so nothing is lost.
+# `python -m pytest` puts the checkout on the path; transformers would then take our kernels/ for its own `kernels`.
+# What is tested is the installed draftwood, so nothing is lost.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
 from draftwood.environment import hide_torch_npu  # noqa: E402

@@ -25,9 +25,9 @@ _SPREAD = 0.12
 
 
 def save_gguf(folder: Path, path: Path, kind: str = "F32", *, tensors_a_file: int = 0, **more: object) -> None:
-    """The teacher of a Hugging Face folder as a file, or in files of so many tensors, its matrices in blocks of a kind;
-    ``more`` are metadata, which take the place of what would be written. Of a kind that the package does not write
-    they are random."""
+    """The teacher of a Hugging Face folder as a file, or in files of so many tensors, with its matrices in blocks of a
+    kind. ``more`` are metadata that replace those of the teacher. Of a kind that the package does not write they are
+    random."""
     config = json.loads((folder / "config.json").read_text())
     architecture = _KIND[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_file)

@@ -1,7 +1,7 @@
 """The launcher ./draft: what it installs when, what it believes after an interruption, and what it says.
 
-A stand-in takes the place of the environment's Python. It notes how it was called, does as a test tells it where
-it is called as pip, and prints its words where it is called as anything else. Nothing is installed.
+A stand-in takes the place of the environment's Python. It notes its calls. Called as pip, it does as a test tells it;
+otherwise it prints its words. Nothing is installed.
 """
 
 import ast

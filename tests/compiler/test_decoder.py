@@ -300,8 +300,8 @@ def test_a_step_writes_nothing_else(teacher: Callable, form: Form) -> None:
     player.verify((97,), tensorize(Topology.plain()))
     for old, cache in zip(before, player.caches, strict=True):
         changed = (old != cache.view(2, SLOTS, -1)).any(-1).any(0).nonzero()[:, 0].tolist()
-        # Rows 2 and 5 to slots 8 and 9, the new row to 10, the two idle path slots to the spare slot; on a CPU the
-        # new row once more to 11.
+        # Rows 2 and 5 go to slots 8 and 9, the new row to 10, and the two idle path slots to the spare slot. On a CPU
+        # the new row goes once more to 11.
         assert changed == [8, 9, 10, 11 if form == "cpu" else SLOTS - 1]
 
 

@@ -122,8 +122,8 @@ def test_what_would_change_a_text_is_refused_by_its_key(
 
 @pytest.fixture(scope="module")
 def pieces() -> tuple[list[str], list[int], list[float]]:
-    """A SentencePiece vocabulary, its kinds and scores: a text's characters and their merges, the first with the best
-    score, bytes for all else, and a word that no merge leads to."""
+    """A SentencePiece vocabulary, its kinds and scores. It has a text's characters and their merges, the first with the
+    best score; bytes for all else; and a word that no merge leads to."""
     learned = tokenizers.Tokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.Metaspace()
     learned.train_from_iterator(CORPUS[:60], trainers.BpeTrainer(vocab_size=500, show_progress=False))

@@ -1,9 +1,10 @@
 """``python -m draftwood.tests.fuzz.bodies``: bodies of requests as nobody should send them, through the whole server.
 
-Every body is a right one, changed at some places: other values of JSON, numbers up to 10^400, depth, keys twice, names
-of Python's own attributes, bytes that are no JSON. The engine is a stand-in that takes what it is sent apart as a real
-one does. Right is any answer but 5xx, in one line where it is an error. Random schemas and patterns then go to the
-processes that compile grammars: each is refused in one line or says what may come, and the next one finds them well.
+Every body is a valid one, changed at some places. Changes are other values of JSON, numbers up to 10^400, depth,
+repeated keys, names of Python's own attributes, and bytes that are no JSON. The engine is a stand-in that takes what it
+is sent apart as a real one does. Right is any answer but 5xx, in one line where it is an error. Random schemas and
+patterns then go to the processes that compile grammars. Each is refused in one line or says what may come, and the next
+one finds the processes well.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ def make_gguf(folder: Path) -> None:
 
 
 def make_layouts(folder: Path) -> None:
-    """A teacher in every quantised layout, of packed ones in two forms: with zeros in groups of 64, and of a scale a
-    row, in eight bits where the layout has them."""
+    """A teacher in every quantised layout. Packed layouts come in two forms: with zeros in groups of 64, and with a
+    scale a row, in eight bits if the layout has them."""
     make_teacher(folder / "wide", **WIDE)
     for layout in LAYOUTS:
         bits = 4 if layout.endswith("awq") else 8

@@ -41,7 +41,7 @@ CANARY = "CANARY"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """``seeds`` names folders, one of which is linked into a case; ``share`` is how often it is drawn."""
+    """``seeds`` names folders; one of them is linked into a case; ``share`` is how often it is drawn."""
 
     name: str
     seeds: tuple[str, ...]

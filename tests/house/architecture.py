@@ -1,8 +1,8 @@
 """``python -m draftwood.tests.house.architecture``: the rooms and the imports between them, as a picture.
 
-The top folders are houses, the folders in them rooms. An arrow leads from what is imported to what imports it, so the
-ways read from left to right and from the bottom up; the wider, the more imports. The picture says in its own
-description what it shows, so that a test can hold it against the source.
+The top folders are houses, the folders in them rooms. An arrow leads from the imported folder to the importing one, so
+the ways read from left to right and from the bottom up. The wider an arrow, the more imports. The picture says in its
+own description what it shows, so that a test can hold it against the source.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The project's own files and which of them import which, read from the source without running any of it.
 
 A module is named without the distribution: ``trees.topology``. A *room* is a folder, two levels deep at most:
-``trees``, ``compiler/teachers``. Of the files at the root, ``__init__.py`` is the room ``draftwood``, the public
-surface on top of all others, and the rest the room ``root``, which all others stand on.
+``trees``, ``compiler/teachers``. Of the files at the root, ``__init__.py`` is the room ``draftwood``: the public
+surface on top of all others. The rest is the room ``root``, which all others stand on.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python -m draftwood.tests.house.operator_types --repositories FOLDER --out compiler/ge/element_types.json
 
-``FOLDER`` holds a bare or plain clone of each repository of `SOURCES`, named OWNER+NAME. Read are, with git alone:
-the operator store of CANN 8.1.RC1 (what its TBE and Ascend C kernels and its AI CPU take), and the open definitions of
-8.5.0, 9.0.0 and 9.1.0 (``*_def.cpp``). Where a function of the store makes the list, it was read by hand: `BY_HAND`.
+``FOLDER`` holds a bare or plain clone of each repository of `SOURCES`, named OWNER+NAME. Two sources are read, with git
+alone. One is the operator store of CANN 8.1.RC1: the types of its TBE and Ascend C kernels and of its AI CPU. The other
+is the open definitions of 8.5.0, 9.0.0 and 9.1.0 (``*_def.cpp``). Where a function of the store makes the list, it was
+read by hand: `BY_HAND`.
 """
 
 from __future__ import annotations

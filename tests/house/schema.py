@@ -1,7 +1,7 @@
 """The format of a bundle's manifest as JSON Schema: ``python -m draftwood.tests.house.schema [--out FILE]``.
 
-It is made from the structs that read a manifest, so what it refuses is refused; a reader refuses more, since it also
-holds the parts of a manifest against each other and against the files.
+It is made from the structs that read a manifest, so a reader refuses all that it refuses. A reader refuses more, since
+it also compares the parts of a manifest with each other and with the files.
 """
 
 from __future__ import annotations

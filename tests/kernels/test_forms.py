@@ -27,8 +27,8 @@ from draftwood.kernels.experts import GROUPED_LINEAR
 CONTRACTS = {contract.name: contract for contract in NPU_CONTRACTS + CPU_CONTRACTS + COMPOSED_CONTRACTS}
 OPERATORS = {name: contract.operator for name, contract in CONTRACTS.items()}
 
-# The formulas below are float64, the operators fp32 (unit roundoff 6e-8) over sums of at most 24 terms of
-# order 1; measured 2e-6 at most (swiglu, whose products reach 60).
+# The formulas below are float64. The operators are fp32 (unit roundoff 6e-8) over sums of at most 24 terms of order 1.
+# Measured: 2e-6 at most (swiglu, whose products reach 60).
 FORMULA = {"rtol": 0.0, "atol": 1e-5}
 # Two fp32 programs that add in another order and take another exp; measured 2e-6 at most.
 RUNTIME = {"rtol": 0.0, "atol": 1e-5}

@@ -68,7 +68,7 @@ def test_kv_length_grows_by_moving_to_the_next_gear(engine: Engine, prompt: list
 
 
 class Noted(FixedTree):
-    """Notes how many tokens the drafter is said to be behind, and drafts at every third step."""
+    """Notes the late tokens that it hears of, and drafts at every third step."""
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
         self.late = [*getattr(self, "late", []), late]

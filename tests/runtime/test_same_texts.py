@@ -1,5 +1,5 @@
-"""A text is a function of its request in a model as deep as real ones: SmolLM2's thirty layers, its own blocks, and its
-own numbers where DRAFTWOOD_GGUF names its file."""
+"""A text is a function of its request in a model as deep as real ones: SmolLM2's thirty layers and its own blocks. If
+DRAFTWOOD_GGUF names its file, it also has its own numbers."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -100,7 +100,7 @@ def _walked(tree: Topology, drafted_IK: NDArray[np.int64], drawn: Sequence[int])
 def _pair(
     tree: TreeBuffers, logits_VV: NDArray[np.float32], sampling: Sampling, drawn: Callable[..., int]
 ) -> tuple[int, int]:
-    """The two tokens behind token 0, decoded with the tree; candidates of a level are the tokens by number."""
+    """The two tokens after token 0, decoded with the tree; candidates of a level are the tokens by number."""
 
     def step(root: int, position: int) -> list[int]:
         tokens_T = np.where(tree.depths > 0, (tree.ranks + tree.depths) % VOCABULARY, root)

@@ -76,8 +76,8 @@ def free(model: OpenedBundle) -> bool:
 
 @pytest.mark.parametrize("others", [1, 4, 7])
 def test_a_long_prompt_holds_a_text_up_by_one_launch_of_it(engine: Counting, others: int) -> None:
-    """Of 200 tokens in 25 launches, next to texts that run: between two steps of each at most one launch of the prompt,
-    and the steps of the others, as many a launch as there are places."""
+    """A prompt of 200 tokens is read in 25 launches, next to running texts. Between two steps of each text there are at
+    most one launch of the prompt, and the steps of the others, as many a launch as there are places."""
     model = opened(engine)
     streams = [model.stream(ids(n, 5), max_new_tokens=200, ignore_eos=True, policy="plain") for n in range(others)]
     begun = [threading.Event() for _ in streams]
@@ -115,7 +115,7 @@ def test_a_long_prompt_holds_a_text_up_by_one_launch_of_it(engine: Counting, oth
         own = [n for n in range(first, last) if number in engine.launches[n][1]]
         for before, after in pairwise(own):
             between = [kind for kind, _ in engine.launches[before + 1 : after]]
-            # Groups may overlap, where places are more than a launch's.
+            # Groups may overlap if there are more places than a launch has.
             assert between.count("prompt") <= groups and between.count("step") <= 2 * groups - 1, between
     assert free(model)
 

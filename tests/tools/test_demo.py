@@ -52,7 +52,7 @@ def test_it_builds_times_and_asks(model: Path, capsys: pytest.CaptureFixture[str
     bundle = Bundle.open(Path(report["bundle"]))
     assert bundle.manifest.packed and max(graph.batch for graph in bundle.manifest.graphs_of("onnx")) == 2
     assert tuned_times(bundle, "cpu", None)
-    # The same bundle again, as text; where a bundle is asked for, demo is that.
+    # The same bundle again, as text; demo stands for it wherever a bundle is asked for.
     assert main(["demo"]) == 0
     said = capsys.readouterr().out
     assert "12 of 12 answers are plain decoding's" in said and all(f"The answer to '{one}'" in said for one in SHOWN)

@@ -21,7 +21,7 @@ def test_a_question_comes_behind_others_up_to_its_length(tokenizer: Tokenizer, t
     found = behind_documents(prompts, 3, tokens, tokenizer)
     assert found is not None and found.text.endswith("\n\n" + prompts[3].text)
     assert found.text.startswith(prompts[4].text) and found.conversation == prompts[3].conversation
-    # Prompts are read again as one text, where a word next to another may be other tokens.
+    # Prompts are read again as one text, in which neighbouring words may be other tokens.
     assert len(tokenizer.chat([{"role": "user", "content": found.text}])) == pytest.approx(tokens, rel=0.04)
     assert behind_documents(prompts, 3, 5, tokenizer) is None
 

@@ -121,7 +121,7 @@ def test_batched_generation_equals_single_rows(teacher: Path) -> None:
 
 
 def test_batches_are_drawn_as_the_temperature_says() -> None:
-    """20,000 draws a temperature: a share's standard error is below 0.0036, five of which are allowed."""
+    """20,000 draws a temperature: a share's standard error is below 0.0036; five standard errors are allowed."""
     logits_V = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5])
     for temperature in (0.5, 1.0):
         draws = batch_draws([temperature] * 20_000 + [0.0], 3, torch.device("cpu"))

@@ -15,7 +15,7 @@ from draftwood.trees.plan_file import Expected
 
 
 def accept_length(contexts: Contexts, tree: Topology) -> Expected:
-    """A tree's gain in tokens a step on contexts, of which there is at least one."""
+    """A tree's gain in tokens a step on one context or more."""
     visits_FT = visits(contexts, tree)
     found = mean_of_folds(visits_FT.sum(1), visits_FT[:, 0])
     assert found is not None

@@ -414,8 +414,8 @@ class Oracle:
 
 @pytest.fixture(scope="session")
 def text() -> tuple[np.ndarray, list[int]]:
-    """Features [11, 5H] of eleven tokens and the tokens after them, the last of which is the root; a drafter reads as
-    many of the states as it takes."""
+    """Features [11, 5H] of eleven tokens, and the tokens after them; the last is the root. A drafter reads as many of
+    the states as it takes."""
     random = np.random.default_rng(5)
     return random.normal(size=(11, 5 * HIDDEN)), random.integers(0, V, 11).tolist()
 

@@ -111,8 +111,8 @@ def test_whole_steps_equal_eager_ones(pair: Pair) -> None:
     """Prefill, then trees with commits of 1 to 3 rows, a decode step and a draft; caches are never reset.
 
     The two run the same kernels in the same order, so bf16 is equal bit for bit. In fp32 GE adds the bias of
-    openPangu's linear layers as an operator of its own, which PyTorch's matrix product may round differently: 2^-24
-    of each sum, through two layers.
+    openPangu's linear layers by its own operator. PyTorch's matrix product may round that differently: 2^-24 of each
+    sum, through two layers.
     """
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if pair.dtype is torch.float32 else {"rtol": 0.0, "atol": 0.0}
     generator = torch.Generator().manual_seed(5)

@@ -227,8 +227,8 @@ def test_places(name: str, dtype: torch.dtype) -> None:
 @DTYPES
 @pytest.mark.parametrize("name", LAYER_CASES)
 def test_layers(name: str, dtype: torch.dtype) -> None:
-    # The converters round where PyTorch does not: the product before the bias in fp32, x - max and the logarithm
-    # before max is added in bf16 (three roundings of 2^-9 of values below 8).
+    # The converters round more often than PyTorch. In fp32 they round the product before the bias. In bf16 they round
+    # the difference from max, and the logarithm before max is added: three roundings of 2^-9 of values below 8.
     rounded = {
         (torch.float32, "linear with bias"): (1e-6, 1e-6),
         (torch.float32, "log of a sum"): (1e-6, 1e-6),

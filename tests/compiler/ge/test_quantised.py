@@ -83,8 +83,8 @@ def bundle(quantised_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.T
 
 
 def test_graphs_hold_whole_numbers_and_turn_nothing_around(bundle: Bundle) -> None:
-    """Of two layers three norms and both activations round their rows themselves; left are the first norm's, the
-    attention's and the last norm's, which the drafter reads as well."""
+    """Of two layers three norms and both activations round their rows themselves. Three are left: the first norm's, the
+    attention's, and the last norm's, which the drafter reads as well."""
     for name, scored, rounded in (("decode-kv128", 9, 4), ("verify-t4-kv128", 9, 4), ("draft", 1, 1)):
         counts = Graph.load(bundle.folder / f"npu/{name}.air").counts()
         assert counts["QuantBatchMatmulV3"] == scored and counts["DynamicQuant"] == rounded, name

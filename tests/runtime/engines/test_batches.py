@@ -127,5 +127,5 @@ def test_one_launch_drafts_for_texts_of_the_same_tree(engine: CpuEngine, monkeyp
         for one, other in zip(alone, together, strict=True):
             assert one.tokens_T.tolist() == other.tokens_T.tolist()
             assert one.tree.parents.tolist() == other.tree.parents.tolist()
-            # fp32, where more rows may be added up in another order; here none differed.
+            # In fp32 more rows may be added up in another order; here none differed.
             assert np.allclose(one.scores_M, other.scores_M, atol=1e-5)

@@ -1,5 +1,5 @@
-"""A row has the same bits in every launch: of any cut of a prompt, after any kept beginning, in a chain, and besides
-other texts; so a text is a function of its request. Bits are compared, so a few layers will do.
+"""A row has the same bits in every launch: of any cut of a prompt, after any kept beginning, in a chain, and next to
+other texts. So a text is a function of its request. Bits are compared, so a few layers will do.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def looked_up(depth: int) -> Drafted:
 
 
 def matched(match: int, us: dict[str, float], gained: Callable[[Gear], int], steps: int = 60) -> list[str]:
-    """Gears that a first text chooses after matches of a class, where a drafting one gains so many tokens."""
+    """Gears that a first text chooses after matches of a class, if a drafting one gains so many tokens."""
     every = [gear("plain", draft=None), gear("lookup-chain-3", draft=LOOKUP), gear("lookup-chain-7", draft=LOOKUP)]
     shapes = [None, *(looked_up(depth) for depth in (3, 7))]
     times = [StepTime(gear=name, length=100, us=value) for name, value in us.items()]
@@ -369,7 +369,7 @@ def test_a_long_match_that_holds_takes_the_longest_tree() -> None:
 
 def test_a_match_that_misleads_is_given_up() -> None:
     names = matched(5, LOOKING_US, lambda _: 1, 200)
-    # Tries cost a fifth of a plain step each, of which the bank puts by a fiftieth: one in ten.
+    # A try costs a fifth of a plain step. The bank saves a fiftieth of each plain step, so one in ten is tried.
     assert names[-50:].count("plain") >= 44
 
 

@@ -23,7 +23,7 @@ Choice = Callable[[np.random.Generator, int], int]
 
 
 def ease_of(*trees: Topology, greedy: bool = True) -> Ease:
-    """The first text of a bundle of which nothing was counted."""
+    """The first text of a bundle without counts."""
     return Ease(Gains(drafted(trees), None, greedy))
 
 
@@ -119,7 +119,7 @@ def test_credit_to_another_gear_shows() -> None:
 
 
 def switching(steps: int) -> float:
-    """Largest error at the end of so many steps of bad text behind 400 of good."""
+    """Largest error at the end of so many steps of bad text after 400 of good."""
     errors = []
     for seed in range(20):
         ease, random = ease_of(*TREES), np.random.default_rng(seed)

@@ -177,7 +177,7 @@ def lookup_gears() -> Gears:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_text_without_a_match_decodes_plainly_next_to_one_that_looks_up(padded: bool) -> None:
-    """Its rows are padded on an accelerator, where the launch then takes the time of the tree for both."""
+    """Its rows are padded on an accelerator, so the launch takes the time of the tree for both."""
     gears = lookup_gears()
     learned = Learned(gears)
     one, other = Adaptive(gears, learned, True, TOKENS), Adaptive(gears, learned, True, TOKENS)

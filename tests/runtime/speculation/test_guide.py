@@ -22,7 +22,7 @@ PROMPT = "the cat sat on the mat"
 
 
 class Numbers:
-    """A language of numbers: behind token n comes n + 1 or n + 2, behind 9 only 10, and behind 20 nothing."""
+    """A language of numbers: after token n comes n + 1 or n + 2, after 9 only 10, and after 20 nothing."""
 
     def __init__(self, root: int, position: int) -> None:
         self.first, self.taken = position, [root]
@@ -64,7 +64,7 @@ def test_ranked_levels_give_every_row_what_is_allowed_behind_it() -> None:
     candidates_IK = np.array([[30, 8, 7, 31], [9, 10, 8, 40], [10, 12, 9, 11]])
     tokens_T = guide_at(6).filled(tree, tree_tokens(tree, 6, candidates_IK), candidates_IK)
     rows = {tuple(tokens_T[tree.paths[row, 1 : tree.depths[row] + 1]].tolist()) for row in range(1, tree.rows)}
-    # Behind 8 the candidates 9 and 10, behind 7 only 9 and 8 in their order; behind 9 comes 10 alone.
+    # After 8 the candidates 9 and 10, after 7 only 9 and 8 in their order; after 9 comes 10 alone.
     assert rows >= {(8,), (7,), (8, 9), (8, 10), (7, 9), (7, 8), (8, 9, 10), (7, 9, 10), (8, 10, 12), (7, 8, 10)}
 
 
@@ -77,7 +77,7 @@ def test_elsewhere_what_is_forced_takes_the_place_of_what_is_forbidden() -> None
 
 
 def test_levels_hold_what_may_stand_behind_the_best_path() -> None:
-    """Behind 7 come 8 and 9, of which 8 is proposed and 50 is not looked at."""
+    """After 7 come 8 and 9; 8 is proposed and 50 is not looked at."""
     tree, scores_M = tensorize(Topology.full((2, 2))), np.zeros(6, np.float32)
     for tokens, known in (
         ([7, 8, 50, 60, 9, 9, 10], [[8, 9], [9, 10]]),  # the best child of 8 is forbidden

@@ -82,7 +82,7 @@ def test_a_chain_goes_on_as_the_text_did(text: list[int]) -> None:
 
 
 def test_shorter_ends_give_what_the_longest_does_not() -> None:
-    # Behind "1 2" stood 3, behind "2" alone also 4.
+    # After "1 2" stood 3, after "2" alone also 4.
     index = indexed([1, 2, 3, 9, 2, 4, 1, 2])
     assert index.match == 2
     assert index.draft(levels(Topology.full((2,))), GREEDY, 0).tolist() == [2, 3, 4]

@@ -148,7 +148,7 @@ def replicas_of(first: int) -> list[int]:
 
 
 def children(process: int) -> list[int]:
-    """Children of all its threads, each of which may end at any moment."""
+    """Children of all its threads; each may end at any moment."""
     found: list[int] = []
     for thread in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError):

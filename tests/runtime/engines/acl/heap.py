@@ -70,7 +70,8 @@ class Heap:
         return any(b.live and b.address <= address < b.address + b.padded for b in self.blocks)
 
     def require(self, address: int, count: int, what: str, padded: bool = False) -> None:
-        """Misuse unless ``count`` bytes at an address lie in one live block, with what a kernel may touch behind."""
+        """Misuse unless ``count`` bytes at an address lie in one live block, with the bytes after it that a kernel may
+        touch."""
         count = -(-count // 32) * 32 + self.padding if padded else count
         for block in self.blocks:
             if block.address <= address and address + count <= block.address + block.padded:
