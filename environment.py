@@ -1,8 +1,8 @@
 """The parts of Ascend's stack on this machine, found without importing any of it.
 
-torch_npu installs on any Linux machine but loads only where CANN is. Without CANN it breaks its neighbours:
-torch loads it as a backend while torch itself is imported, and transformers imports whatever torch_npu it
-finds. ``shield_torch`` and ``hide_torch_npu`` keep both working.
+torch_npu installs on any Linux machine but loads only where CANN is. Without CANN it breaks its neighbours. torch loads
+it as a backend while torch itself is imported, and transformers imports any torch_npu that it finds. ``shield_torch``
+and ``hide_torch_npu`` keep both working.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Gears, priors and step times: what the planner finds, a bundle's manifest holds, and the runtime's policy reads.
 
 One set of types from the plan file to the choice of a step; all times are in microseconds. Everything is of one
-drafter: what was counted of its candidates, apart by sampling class, and what a step of each gear takes.
+drafter: the counts of its candidates, by sampling class, and the time of a step of each gear.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Prior(_Struct, frozen=True):
 class StepTime(_Struct, frozen=True):
     """The time of a step of a gear after a text of ``length`` tokens, draft, verify and host together.
 
-    ``late`` are tokens missing in the drafter's caches, beyond those of one step; the time is that of a launch of
+    ``late`` are tokens missing in the drafter's caches, beyond those of one step. The time is that of a launch of
     ``texts`` texts, all with this gear.
     """
 

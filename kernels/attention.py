@@ -136,8 +136,8 @@ def _fused_onnx(  # type: ignore[no-untyped-def]
     split = op.Constant(value_ints=[kv_heads, num_heads // kv_heads, rows, -1])
     scores = op.Reshape(scores, split)
     if atten_mask is not None:
-        # Finite, so that a row without a visible slot cannot make a NaN; it gives the mean of all values
-        # here, zeros on the NPU. Padded rows see themselves, so no graph of ours has such a row.
+        # Finite, so that a row without a visible slot cannot make a NaN. Such a row gives the mean of all values here,
+        # zeros on the NPU. Padded rows see themselves, so no graph of ours has such a row.
         scores = op.Where(_cut(atten_mask, rows, key.shape[2]), op.Constant(value_float=-3.0e38), scores)
     weights = op.Reshape(op.Softmax(scores, axis=-1), op.Constant(value_ints=[kv_heads, -1, key.shape[2]]))
     out = op.MatMul(weights, values)

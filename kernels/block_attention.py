@@ -1,9 +1,10 @@
-"""Attention that sums by a token's position, not by its slot: a row has the same bits in a tree, in a chain and alone.
+"""Attention that sums by a token's position, not by its slot. So a row has the same bits in a tree, in a chain and
+alone.
 
 Text is summed in blocks of 64 positions: within a block position by position, then block by block. Blocks that no tree
 can touch any more are *settled*. The blocks after them are *open*: there a row's ancestors may lie in any slots. Slots
-that a row does not see add exact zeros, which change no sum. ``home`` gives the block that a slot's token belongs to,
-so the border of a block falls between the same two tokens for every row.
+that a row does not see add exact zeros, which change no sum. ``home`` gives the block that a slot's token belongs to.
+So a block's border falls between the same two tokens for every row.
 
 One condition is left to the machine: a matrix product must add each element's terms in order, at any number of rows.
 It holds for onnxruntime's kernels up to 256 terms and 64 columns, unless one row and factor 1 select another kernel.

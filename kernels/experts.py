@@ -1,6 +1,6 @@
 """Mixtures of experts: which experts a row goes to, and the products with their matrices (Shazeer et al., 1701.06538).
 
-Nothing depends on how many rows an expert gets but the values: of T rows, T x K places are filled, expert by expert.
+Only the values depend on how many rows an expert gets. T rows always fill T x K places, expert by expert.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Products of weights of four bits with rows of a half type: the NPU's WeightQuantBatchMatmulV2.
 
-A weight is (whole + offset) * scale. Whole numbers are -8 to 7, eight in a word along the outputs, the first in the
+A weight is (whole + offset) * scale. Whole numbers are -8 to 7. Eight are in a word along the outputs, the first in the
 lowest bits, as torch_npu's npu_convert_weight_to_int4pack packs them. Each group of inputs has a scale and an offset.
 The reference is the exact product in fp32. The kernel's rounding depends on the number of rows;
 `draftwood.compiler.ge.operators.int4` computes it.

@@ -2,7 +2,7 @@
 
 At accuracy level 4 a row's block is rounded to int8 by its own largest value. Sums within a block are of whole numbers,
 and blocks are added in fp32 (onnxruntime, core/mlas/lib/sqnbitgemm). With blocks of 32 a row has the same bits next to
-any other rows; with larger blocks it has not if the number of rows is odd. This was checked on AVX512-VNNI; the proof
+any other rows. With larger blocks it has not if the number of rows is odd. This was checked on AVX512-VNNI; the proof
 at a first opening checks it on any other machine.
 """
 

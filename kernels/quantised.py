@@ -1,9 +1,9 @@
 """Products of whole numbers: weights in int8 with a scale a column, rows in int8 with a scale a row (W8A8).
 
-A row's scale depends on that row alone and sums are exact, so a row has the same bits next to any other rows. The
-arithmetic is that of the NPU's DynamicQuant and QuantBatchMatmulV3 (ops-nn, quant/dynamic_quant). A row becomes
-rint(x * (127 / max|x|)), ties to even; its scale is max|x| * (1/127). The products are weighted in fp32, by the
-column's scale and then the row's. The bias is added last.
+A row's scale depends on that row alone, and sums are exact. So a row has the same bits next to any other rows. The
+arithmetic is that of the NPU's DynamicQuant and QuantBatchMatmulV3 (ops-nn, quant/dynamic_quant). A row becomes rint(x
+* (127 / max|x|)), ties to even; its scale is max|x| * (1/127). The products are weighted in fp32, by the column's scale
+and then the row's. The bias is added last.
 """
 
 from __future__ import annotations

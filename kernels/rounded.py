@@ -1,7 +1,7 @@
 """Operators that round rows as they make them, and the product of rows that are rounded already (W8A8 on an NPU).
 
-They do in one kernel what a norm or an activation and DynamicQuant do in two, and leave out the rounding to a half type
-in between. Arithmetic as in the kernels for the 910B (ops-nn, norm/add_rms_norm_dynamic_quant and
+One kernel does the work of two: of a norm or an activation, and of DynamicQuant. It leaves out the rounding to a half
+type in between. Arithmetic as in the kernels for the 910B (ops-nn, norm/add_rms_norm_dynamic_quant and
 quant/dequant_swiglu_quant): fp32 throughout, ties to even. A row of zeros, which the first leaves open, is zeros with
 the scale 0.
 """

@@ -1,4 +1,4 @@
-"""Sums and products in one operator of the NPU each; of whole numbers it has no shift to the right on its AI Core."""
+"""Sums and products in one operator of the NPU each. Its AI Core has no right shift of whole numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Memory for the caches of texts: a budget, who is admitted, and the caches of ended texts, which are kept.
 
-A text is admitted with all that it can come to need, so none is ever put out again. What is left of the budget keeps
-ended texts, the least recently used goes first: a prompt that begins like one of them starts after what they share.
-One that goes on with nearly all of it takes its caches over, as a chat's next turn does; another one copies the part.
+A text is admitted with all that it can come to need, so none is ever put out again. The rest of the budget keeps ended
+texts; the least recently used goes first. A prompt that begins like one of them starts after the shared part. A prompt
+that continues nearly all of it takes its caches over, as a chat's next turn does. Another prompt copies the part.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ class Caches:
         """Bytes of a text of so many tokens, at its end. ``slots`` is the least KV length that it has."""
         manifest = self._engine.bundle.manifest
         lengths = sorted({gear.slots for gear in manifest.gears if gear.slots >= slots})
-        # Before the end of a text a tree may reach beyond it, and a policy goes to the KV length where that fits.
+        # Before the end of a text a tree may reach beyond it. A policy then goes to the KV length that has room for
+        # that.
         fits = (slots for slots in lengths if longest + manifest.dims.branch_rows < slots)
         return self._size(next(fits, lengths[-1]), longest)
 

@@ -1,7 +1,7 @@
 """One text from prompt to end: prefill, then steps until it stops.
 
-A step itself is in `draftwood.runtime.speculation.step`. The token at a position is drawn by the seed and the
-position alone, so the text is the same for every gear and policy, plain decoding included.
+A step itself is in `draftwood.runtime.speculation.step`. The seed and the position alone decide the token at a
+position. So the text is the same for every gear and policy, plain decoding included.
 """
 
 from __future__ import annotations

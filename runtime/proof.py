@@ -221,8 +221,8 @@ def _tie(got: PlainText, want: PlainText, rounding: Rounding | None) -> bool:
 
 
 def _other(got: PlainText, want: PlainText, rounding: Rounding | None) -> str:
-    """How logits or caches differ by more than they may, to be read before whose the right ones are; empty if they
-    do not."""
+    """How logits or caches differ by more than they may, in words that go before the name of the right ones. Empty if
+    they do not."""
     if got.logits_nV is None or want.logits_nV is None:
         return ""
     want_nV = want.logits_nV[: len(got.logits_nV)]

@@ -1,8 +1,8 @@
 """How far rounding moves a text's logits and caches: measured on the engine itself, by plain steps alone.
 
-Values of the caches are moved as a rounding moves them, and a plain step over those is held against one over the caches
-as they are. So what is allowed follows from the graph, its depth, width and arithmetic; and a tree that is wrong takes
-no part in it.
+Values of the caches are moved as a rounding moves them. A plain step over them is compared with one over the unmoved
+caches. So the allowed difference follows from the graph: its depth, width and arithmetic. A wrong tree takes no part in
+it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
 QUANTISED_TOLERANCE = 5e-2
 # Of the largest value: a step of its rounding to int8.
 STEP = 1 / 127
-# Few rows of plain steps are measured, and the worst of many compared ones counts; and sums differ in every product of
-# a layer. Rounding to int8 is moved in every value of the caches; a graph moves it in few.
+# Few rows of plain steps are measured, but the worst of many compared ones counts. Sums differ in every product of a
+# layer. Rounding to int8 is moved in every value of the caches; a graph moves it in few.
 FACTOR, FACTOR_OF_STEPS = 8, 2
 STEPS = 3
 

@@ -6,8 +6,8 @@ does the next launch for all whom that serves. Threads that come meanwhile are s
 * A launch is either one launch of one prompt or a step of as many texts as the engine takes. They take turns, and both
   queues go by who has waited longest. So a text that asks for a step waits for at most three things: the running
   launch, one launch of a prompt, and the steps of those who asked before it, as many a launch as there are places.
-* A text is admitted when the budget has room for its caches at its end (`draftwood.runtime.caches`); who waits for
-  room is admitted in the order of asking. Who comes when as many as may wait do is refused at once.
+* A text is admitted when the budget has room for its caches at its end (`draftwood.runtime.caches`). Those who wait for
+  room are admitted in the order of asking. Who comes when as many as may wait do is refused at once.
 * Who is not iterated over does not wait for a launch: a slow reader delays nobody. His caches count until he ends.
 * A text that ends, fails or is cancelled frees its room when its launch has ended, or at once if it is in none.
 """
@@ -68,8 +68,8 @@ class Text(Stepping, Protocol):
 @dataclass(frozen=True, slots=True)
 class Figures:
     """The state of an engine's texts, and since opening: prompts admitted, those that began with a kept text, and the
-    tokens that were not read for it. Bytes are those of caches: ``running_bytes`` may come to be needed by texts that
-    run, ``kept_bytes`` hold ended ones; both together are never above ``budget_bytes``."""
+    tokens that were not read for it. Bytes are those of caches. Running texts may come to need ``running_bytes``; ended
+    ones hold ``kept_bytes``. Both together are never above ``budget_bytes``."""
 
     running: int
     waiting: int

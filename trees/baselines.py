@@ -1,8 +1,8 @@
 """Trees by the methods that were published, so that a plan can be compared with them on the same contexts.
 
-Each is written from its description, and sees what its method sees: of calibration contexts a marginal table
-or a vector of positional acceptance. The budget tree of EAGLE-2 and EAGLE-3 has another shape at every step; it
-is measured in a run, not computed here.
+Each is written from its description, and sees only what its method sees: a marginal table, or a vector of positional
+acceptance, of calibration contexts. The budget tree of EAGLE-2 and EAGLE-3 has another shape at every step; it is
+measured in a run, not computed here.
 """
 
 from __future__ import annotations

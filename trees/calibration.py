@@ -1,6 +1,6 @@
 """Calibration statistics: the rank path that a teacher's text took at each context, and the context's attributes.
 
-A context is one position of the teacher's text. Its attributes, each optional, are a length (tokens before it), the
+A context is one position of the teacher's text. It has three optional attributes: a length (tokens before it), the
 drafter's confidence (the probability of its best first candidate) and the name of a task. Equal contexts are counted
 together, so statistics of two runs merge by addition.
 

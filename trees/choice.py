@@ -1,8 +1,8 @@
 """The best few of many gears: least mean time per token, under a limit on their number.
 
-Every class of contexts takes the fastest chosen gear. The saving of one more gear therefore shrinks as the set grows
-(facility location, submodular), which bounds the saving of any larger set. Branch and bound over sets is exact if it
-finishes. If it is stopped, the least bound of the unvisited sets is proven.
+Every class of contexts takes the fastest chosen gear. So the saving of one more gear shrinks as the set grows (facility
+location, submodular). That bounds the saving of any larger set. Branch and bound over sets is exact if it finishes. If
+it is stopped, the least bound of the unvisited sets is proven.
 
 Shape suffixes: G candidate gears, C classes of contexts.
 """

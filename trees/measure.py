@@ -35,7 +35,7 @@ def visits(contexts: Contexts, topology: Topology) -> NDArray[np.float64]:
 def mean_of_folds(sums_F: NDArray[np.float64], contexts_F: NDArray[np.float64]) -> Expected | None:
     """The mean over all contexts of what adds up to `sums_F` in each fold; None without contexts.
 
-    The interval is that of a ratio estimator whose observations are folds (Cochran, Sampling Techniques, 6.5):
+    The interval is that of a ratio estimator whose observations are folds (Cochran, Sampling Techniques, 6.5). It is
     right however alike the contexts of one fold are.
     """
     total = contexts_F.sum()

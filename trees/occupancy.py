@@ -1,9 +1,9 @@
 """Occupancy: the share of time that n texts are decoded at once, and the cost of serving them.
 
-``n`` texts are served by launches, each of a graph for b texts; an empty place costs as much as a full one. A launch
+``n`` texts are served by launches, each of a graph for b texts. An empty place costs as much as a full one. A launch
 takes time t, and each of its texts gains F tokens. If all texts advance equally fast, one token of each takes the sum
-of t / F over the launches. The cheapest set of launches is therefore a covering, and dynamic programming finds it
-exactly; two launches of half the texts are among the candidates.
+of t / F over the launches. So the cheapest set of launches is a covering, and dynamic programming finds it exactly. Two
+launches of half the texts are among the candidates.
 
 Shape suffixes: L length classes, B numbers of texts that graphs exist for, C = L x B.
 """

@@ -94,7 +94,7 @@ class Rivals(_Struct, frozen=True):
 
 
 class Stair(_Struct, frozen=True):
-    """A stair of the cost: what a step of so many texts and rows takes and the best it can gain, over all lengths."""
+    """A stair of the cost: a step's time with so many texts and rows, and its best gain, over all lengths."""
 
     texts: int
 

@@ -72,7 +72,7 @@ def search(
 ) -> Search:
     """The best trees of up to `nodes` draft nodes, exact for these contexts.
 
-    The search goes level by level, below the best `nodes` nodes so far only: a node outside them has no descendant
+    The search goes level by level, below the best `nodes` nodes so far only. A node outside them has no descendant
     among them. A level takes O(N).
 
     Args:

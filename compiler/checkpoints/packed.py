@@ -70,8 +70,8 @@ def _words(numbers: int, bits: int) -> int:
 class Packing(ABC):
     """How a checkpoint packs its matrices; which of them are packed, its tensors say.
 
-    Bits, inputs of a group (None: all of a row), and whether zeros are the middle may differ between matrices: these
-    are the values that the description names.
+    Three values may differ between matrices: bits, inputs of a group (None: all of a row), and whether zeros are the
+    middle. These are the values that the description names.
     """
 
     # Its usual name, for messages.

@@ -15,8 +15,8 @@ Shape = tuple[int, ...]
 class Parts:
     """The published tensors that make one weight: their names and shapes, in order.
 
-    They are concatenated along dimension 0, unless ``combine`` makes the weight of them in another way, and have then
-    the ``shape`` that is given.
+    Unless ``combine`` makes the weight of them in another way, they are concatenated along dimension 0 and have the
+    given ``shape``.
     """
 
     tensors: tuple[tuple[str, Shape], ...]

@@ -20,7 +20,7 @@ from draftwood.compiler.teachers.config import TeacherConfig
 
 # O outputs, H inputs
 
-# Layers that read raw states of the teacher or embeddings side by side: these differ in size, and a row has one scale.
+# Layers that read raw states of the teacher or embeddings side by side. These differ in size, but a row has one scale.
 _RAW = ("fc", "proj")
 # Small, and run once for every node: DSpark's confidence and what its sequential head remembers.
 _SMALL = ("confidence_proj", "markov_head.gate_proj", "markov_head.joint_proj")

@@ -1,6 +1,6 @@
 """The kinds of drafter by name: what each is called, what can be chosen in training, and where its class is.
 
-Commands list kinds and their flags before any work begins, so nothing here imports torch; a kind's class is imported
+Commands list kinds and their flags before any work begins, so nothing here imports torch. A kind's class is imported
 when it is first asked for.
 """
 
@@ -49,7 +49,7 @@ class Kind:
     # Options of training, by name; empty if such drafters cannot be trained here.
     options: Mapping[str, Option] = field(default_factory=dict)
     # The class of its cost on a device, a `DraftCost`, as "module:Class", and the sizes that follow the kind's name
-    # there; None if no cost is known.
+    # there. None if no cost is known.
     cost_source: str | None = None
     cost_sizes: str = ""
 

@@ -43,7 +43,7 @@ Modules = tuple[Decoder, nn.Module | None]
 
 
 class Lengths(NamedTuple):
-    """KV lengths of draft and extend steps, and by how many rows a step extends; 0 means any, the form of a CPU."""
+    """KV lengths of draft and extend steps, and the rows by which a step extends. 0 means any, the form of a CPU."""
 
     slots: tuple[int, ...]
     chunks: tuple[int, ...]

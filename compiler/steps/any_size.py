@@ -1,7 +1,7 @@
 """One step of any size on a CPU: prefill, decode and verify in one graph with run-time shapes.
 
-Several texts share a launch of a graph that `draftwood.compiler.onnx.texts` makes of it: which texts is a question of
-what is bound, and nothing is copied. A text may have as many rows as it likes.
+Several texts share a launch of a graph that `draftwood.compiler.onnx.texts` makes of it. The bound buffers say which
+texts; nothing is copied. A text may have as many rows as it likes.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def sampled(logits_TV: Tensor, levels_T: Tensor, settings: Settings) -> tuple[Te
     possible_TK, certain_TK = _kept(candidates, settings, free_1, vocabulary)
     second_T1 = torch.ops.draftwood.best(possible_TK, 2)[0][:, 1:]
     best_T1, at_T1 = torch.ops.draftwood.best(certain_TK, 1)
-    # A winner that is not certainly kept is the second here at best. Any token that was not looked at may be drawn,
-    # too, without top-k and top-p; with them it may not, and is far below.
+    # A winner that is not certainly kept is the second here at best. Without top-k and top-p, any token that was not
+    # looked at may be drawn, too. With them it may not, and is far below.
     ahead_T1 = best_T1 - torch.maximum(second_T1, candidates.unseen_T1) > MARGIN
     # NaN if the logits hold one, or +inf, or nothing but -inf.
     sure_T1 = ahead_T1 & (candidates.mass_T1 < float("inf"))
@@ -127,9 +127,9 @@ def _open(bound_TB: Tensor) -> tuple[Tensor, Tensor]:
 def _kept(found: Candidates, settings: Settings, free_1: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
     """The totals [T, K] of what top-k and top-p may keep, and of what they certainly keep; -inf stands for the others.
 
-    Tokens are ranked by logit, ties by lower id; top-p keeps what has less than its mass before it, and the first. What
-    equals the best token that was not looked at may come after it; if it may be kept all the same, so may others
-    that were not looked at: its total is +inf, which makes no row sure.
+    Tokens are ranked by logit, ties by lower id; top-p keeps what has less than its mass before it, and the first. A
+    token that equals the best one that was not looked at may come after it. If it may be kept all the same, so may
+    others that were not looked at. Its total is then +inf, which makes no row sure.
     """
     height_TK, ids_TK = found.height_TK, found.ids_TK
     ahead_TKK = height_TK[:, None] > height_TK[..., None]

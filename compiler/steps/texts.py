@@ -1,8 +1,8 @@
 """Verification and acceptance of B texts in one launch, for an accelerator: each text with a tree of its own.
 
-The texts' caches are one pool, [B*C, K*D], so that a layer writes and reads them by as many operators as one text's.
-Rows of all texts follow each other, text by text. A place that no text has taken has ``accepted`` -1: its rows see
-themselves, and are written to its spare slot.
+The texts' caches are one pool, [B*C, K*D]. So a layer writes and reads them by as many operators as one text's. Rows of
+all texts follow each other, text by text. A place that no text has taken has ``accepted`` -1: its rows see themselves,
+and are written to its spare slot.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The whole step in one graph: commit of the last path, extension of the drafter's caches, draft, verify, accept.
 
-It is made of the modules of those steps, with their own signatures; what it adds is how one's outputs become another's
+It is made of the modules of those steps, with their own signatures. It only adds how one's outputs become another's
 inputs. It makes the draft's noise itself, of the keys that acceptance draws with.
 """
 

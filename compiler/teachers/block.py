@@ -145,7 +145,7 @@ def rotated_pair(q_1TND: Tensor, k_1TKD: Tensor, cos_1T1D: Tensor, sin_1T1D: Ten
 
 
 def turns_whole(config: TeacherConfig) -> bool:
-    """Whether an NPU turns q, k and v as the rows that they are made as, before they are cut: v by no angle.
+    """Whether an NPU turns q, k and v together as the product's rows, before they are cut: v by no angle.
 
     Then new keys come from an operator that owns its result, and GE joins them to moved ones without a kernel.
     """

@@ -38,14 +38,14 @@ def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False
     """The teacher with its linear layers in ``precision``, in the layout of a CPU's or an NPU's kernels.
 
     * ``nbits`` on a CPU: packed layers stay packed; a layer of both four and eight bits gets eight. Plain layers are
-      rounded to four bits in blocks of 32 inputs. The output matrix gets at least eight bits, as do the plain layers
-      of a packed teacher and all layers of a W8A8 teacher.
+      rounded to four bits in blocks of 32 inputs. Three get at least eight bits: the output matrix, the plain layers of
+      a packed teacher, and all layers of a W8A8 teacher.
     * ``nbits8``: plain layers are rounded to eight bits.
     * ``w8a8``: every linear layer but the output matrix is rounded, from any form.
 
     Experts and routers keep the exact product. On a CPU so does a layer whose groups differ or are no multiple of 32
-    inputs. On an NPU a layer is packed only if it has four bits throughout, groups of a multiple of 64 inputs, and
-    outputs of a multiple of 64.
+    inputs. On an NPU a layer is packed under three conditions: four bits throughout, groups of a multiple of 64 inputs,
+    and outputs of a multiple of 64.
 
     Raises:
         RequestError: no layer can be kept so.

@@ -120,7 +120,7 @@ def _rotated_share(fields: Fields) -> tuple[float, Fields]:
 
 
 def _in_halves(tensors: Sequence[Tensor], head_dim: int, rotary_dim: int) -> Tensor:
-    """q, k and v below each other; pairs of neighbours in q and k go to the same place of the two halves of a head.
+    """q, k and v below each other. Pairs of neighbours in q and k go to the same place of the two halves of a head.
 
     Queries and keys are reordered alike, so their products stay what they are.
     """

@@ -81,7 +81,7 @@ class Drawn:
     distribution: Distribution
     # Of each row, float32 [R]; 0 if it is greedy.
     temperature_R: Tensor
-    # Standard Gumbel numbers, float32 [L], more than V of them: a row takes V in a row from a place of its own.
+    # Standard Gumbel numbers, float32 [L], more than V of them. Each row takes V consecutive ones from its own place.
     gumbel_L: Tensor
     generator: torch.Generator
 

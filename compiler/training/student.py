@@ -1,8 +1,8 @@
 """A drafter in training: a frozen teacher, levels, a loss, and the ranks of true tokens.
 
-A student turns a batch into one feature per context and level; an output matrix (the teacher's, or rows of it)
-turns features into logits. Level i (0-based) predicts the token i + 2 places after the context's slot. Everything
-is computed along the teacher's own text, as draft trees that hold the true path would compute it.
+A student turns a batch into one feature per context and level. An output matrix (the teacher's, or rows of it) turns
+features into logits. Level i (0-based) predicts the token i + 2 places after the context's slot. Everything is computed
+along the teacher's own text, as draft trees that hold the true path would compute it.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ class FrozenTeacher:
     def last_layer(self) -> dict[str, Tensor]:
         """The last layer's matrices and norms, under the names of a Llama's layer: a drafter's layer begins with them.
 
-        Biases and norms of heads are left out. Of a mixture as many experts as a row goes to stand side by side, the
-        first of them, each with an equal share.
+        Biases and norms of heads are left out. Of a mixture, its first experts stand side by side, as many as a row
+        goes to, each with an equal share.
         """
         last, name = cast(Layer, self.decoder.layers[-1]), f"layers.{self.config.layers - 1}"
         tensors = {

@@ -1,8 +1,8 @@
 """The gears of all texts that are ready for a step, in one launch: those of the most expected tokens a microsecond.
 
 All texts of a launch draft with one tree, or none does. A text that cannot have the tree decodes plainly next to those
-that have it: there is no room in its KV length, or nothing to look up. All pay for a launch with their time, so the one
-that may lose least decides (`draftwood.runtime.policy.bank`).
+that have it. Either its KV length has no room, or it has nothing to look up. All pay for a launch with their time, so
+the one that may lose least decides (`draftwood.runtime.policy.bank`).
 
 Plain decoding shows nothing of the drafter, so by itself it would never be left again. If no draft is expected to gain,
 one is tried now and then, provided that the bank has saved its cost. Nor do drafts show how long plain steps take, on
@@ -30,7 +30,7 @@ FEW = 16
 # A launch is charged with its time, up to so many times the expected one. Another guest's work, or the opening of a
 # graph, is no fault of drafts.
 MOST_CHARGED = 1.5
-# Less than so many times plain decoding's speed may be no gain: it is checked, unless plain steps have told it of late.
+# Less than so many times plain decoding's speed may be no gain. It is checked, unless plain steps have told it of late.
 DOUBTED = 1.4
 # A ratio that is larger by less is rounding.
 LARGER = 1 + 1e-9

@@ -1,9 +1,9 @@
 """The promise: ``time <= (1 + extra) * plain decoding's + credit plain steps``, for each text and for all together.
 
 It needs no statistics. Every step gains a token or more, and plain decoding pays for each. So the time that drafting
-has saved or lost is known, and a step is allowed only if the promise would still hold though it gained one token.
-(Conservative bandits, Wu et al., 2016, arXiv 1602.04282, with the baseline's reward known.) For a launch of several
-texts, plain decoding means a plain launch of the same texts.
+has saved or lost is known. A step is allowed only if the promise would still hold if it gained one token. (Conservative
+bandits, Wu et al., 2016, arXiv 1602.04282, with the baseline's reward known.) For a launch of several texts, plain
+decoding means a plain launch of the same texts.
 """
 
 from __future__ import annotations

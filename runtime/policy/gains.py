@@ -1,6 +1,6 @@
 """How far the teacher goes along each tree: a plan's counts or a hope, then the steps of a bundle's texts.
 
-Every tree has a chance for each of its levels: of the steps that came so far, the share that went on to the next level.
+Every tree has a chance for each of its levels: the share of the steps that came so far and went on to the next level.
 Accept length follows from these. A step counts for every tree whose nodes it asked about. Levels that it did not ask
 about count neither as a hit nor as a miss (Kaplan and Meier, 1958). How one text differs from the others is one number,
 its *ease*: log-odds that are added to every chance (Rasch, 1960).
@@ -20,7 +20,7 @@ from draftwood.trees import Topology
 RankPath = tuple[int, ...]
 
 # How likely every level of a tree goes on where nothing was counted, in greedy and in sampled text. This is too hopeful
-# of deep trees: hope is put right by the first steps, while a doubt would keep a tree from ever being tried.
+# of deep trees. The first steps correct hope, while a doubt would keep a tree from ever being tried.
 HOPE = {True: 0.85, False: 0.7}
 # The answers a level that a plan's counts stand for, and that a mere hope stands for.
 STRENGTH, WEAK_STRENGTH = 300.0, 4.0

@@ -20,8 +20,7 @@ class Expected(NamedTuple):
 class Policy(Protocol):
     """Chooses the gear of each step of one text. Its state is that text's alone.
 
-    Its choice follows from the bundle's tables and from the steps that it has observed, and from nothing else; and no
-    choice changes a token.
+    Its choice follows only from the bundle's tables and from the steps that it has observed. No choice changes a token.
     """
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:

@@ -19,8 +19,8 @@ from draftwood.planned import StepTime
 SETTLED = 8
 # After that a step moves the shared factor by this share of the difference, and the gear's own by the smaller one.
 SHARED_GAIN, OWN_GAIN = 0.2, 0.02
-# A gear with fewer than three of so many steps may have another pace: machines have other guests, and they
-# do not slow down every gear alike.
+# A gear with fewer than three of so many steps may have another pace. Machines have other guests, and these do not slow
+# down every gear alike.
 AGED = 200
 # The guess for a row more where nobody has timed the gears, in plain steps.
 GUESS_ROW = 0.06
@@ -49,8 +49,8 @@ class TimeTable:
 
 
 def time_table(names: Sequence[str], rows: Sequence[int], times: Sequence[StepTime], texts: int = 1) -> TimeTable:
-    """The table of gears by name, from launches of ``texts`` texts that were timed, or of the next larger number; of
-    guesses unless every gear was."""
+    """The table of gears by name. It comes from timed launches of ``texts`` texts, or of the next larger number; from
+    guesses unless every gear was timed."""
     points: Mapping[str, list[tuple[int, float]]] = {name: [] for name in names}
     timed = min((time.texts for time in times if time.texts >= texts), default=texts)
     times = [time for time in times if time.texts == timed]

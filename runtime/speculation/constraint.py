@@ -46,8 +46,8 @@ def constrained_draw(logits_V: Logits, sampling: Sampling, position: int, constr
         RequestError: the constraint cannot go on.
     """
     token = None
-    # Where all tokens are kept, the first of all is the first of those that are allowed, if it is one of them. Asking
-    # for one is a hundred times cheaper.
+    # If top-k and top-p keep all tokens, the winner among all also wins among the allowed ones, if it is one of them.
+    # Asking for one is a hundred times cheaper.
     if sampling.greedy or (sampling.top_k == 0 and sampling.top_p == 1):
         token = draw(logits_V, sampling, position)
     if token is None or not constraint.allows(position, token):

@@ -1,7 +1,6 @@
 """From the state of a text to a draft tree, alike for every kind of drafter and every engine.
 
-An engine gives what executes a graph; here are the choice of the graph, its inputs, and how its outputs become the
-tree to verify.
+An engine executes graphs. The choice of the graph, its inputs, and the tree that its outputs become are here.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ LEAST_SLOTS = 256
 # Launches at most by which a draft is made again for a grammar.
 MOST_AGAIN = 8
 
-# Runs a graph on small inputs by name, and on buffers by name: the drafter's caches, which it writes, and features and
-# noise that the device has. The other outputs by name, in the host's memory, valid until the graph runs again.
+# Runs a graph on small inputs by name, and on buffers by name. Buffers are the drafter's caches, which it writes, and
+# features and noise on the device. The other outputs by name, in the host's memory, valid until the graph runs again.
 RunGraph = Callable[[GraphSignature, dict[str, NDArray], dict[str, Buffer]], dict[str, NDArray]]
 
 

@@ -1,10 +1,10 @@
 """The program that keeps a tokenizer warm for grammars of strangers, and gives each text a process of its own.
 
 A stranger's grammar may take any time and memory, and has ended the library that reads it. So
-`draftwood.runtime.speculation.apart` starts this program; for every text it forks a process, which compiles the grammar
-and answers what the text's draws and drafts ask. Limits hold that process: memory by the system, processor time by an
-allowance that a little is added to with every answer. Its end, whatever it is, is its text's alone; and it ends with
-whoever asked for it.
+`draftwood.runtime.speculation.apart` starts this program. For every text it forks a process, which compiles the grammar
+and answers the questions of the text's draws and drafts. Limits hold that process: memory by the system, processor time
+by an allowance that a little is added to with every answer. Its end, whatever it is, is its text's alone; and it ends
+with whoever asked for it.
 
 A message is four bytes of length, most significant first, then so many bytes of MessagePack. A request is a list of a
 name and its arguments. The answer is a pair: a string with the refusal, if any, and the result.

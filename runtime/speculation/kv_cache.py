@@ -1,7 +1,7 @@
 """The teacher's key/value cache of one text, with explicit branch and commit.
 
 A verify step leaves its T rows after the committed length: the *branch*. ``commit`` keeps the accepted path and drops
-the rest: rows that already lie in place are committed by length alone, the others are moved there. ``rollback`` is a
+the rest. Rows that already lie in place are committed by length alone; the others are moved there. ``rollback`` is a
 smaller length. Where a graph moves the rows itself, in its next write, see `deferred_cache`.
 """
 

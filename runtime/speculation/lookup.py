@@ -28,10 +28,12 @@ from draftwood.trees.topology import MAX_RANK
 MOST_LINKS = 8
 # Classes of match lengths, by which acceptance differs most: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 and more.
 MATCH_CLASSES = 6
-# How often a text is expected to go on as it did after a match, by class, before it has shown; as so many answers.
+# How often a text is expected to repeat itself after a match, by class, before it has shown it. It counts as so many
+# answers.
 GOES_ON = (0.02, 0.15, 0.3, 0.5, 0.7, 0.85)
 HOPE = 4.0
-# Continuations of a match among which the most frequent is looked for as a text is read; more are taken for a miss.
+# Continuations of a match among which the most frequent is looked for while a text is read. More of them count as a
+# miss.
 MOST_WAYS = 16
 # Rank of a node that was looked up, in a tree of a drafter's, which proposes nothing of that rank.
 LOOKED_UP = MAX_RANK

@@ -141,8 +141,8 @@ def draw(logits_V: Logits, sampling: Sampling, position: int) -> int:
 def margin(logits_V: Logits, sampling: Sampling, position: int) -> float:
     """How far the draw at a position is from another outcome; small means rounding could change the token.
 
-    The lead over the second, in logits: of logits where decoding is greedy, of ``logit + T * G`` where it is not.
-    The latter holds the kept set fixed: a token on the brink of top-k or top-p is not looked at.
+    The lead over the second, in logits. Greedy decoding compares logits, sampling compares ``logit + T * G``. The
+    latter holds the kept set fixed: a token on the brink of top-k or top-p is not looked at.
 
     Returns:
         >= 0; inf if no other token can be drawn.

@@ -195,7 +195,7 @@ def speculative_step(parts: Parts[Verified], states: Sequence[SequenceState], ge
 
 
 def accept(state: SequenceState, draft: Draft, logits_TV: NDArray[np.float32]) -> Accepted:
-    """Walks the tree by the teacher's own draws; the row at depth d decides the token at position length + d + 1."""
+    """Walks the tree by the teacher's own draws. The row at depth d decides the token at position length + d + 1."""
 
     def drawn(row: int, depth: int) -> int:
         return state.draw(logits_TV[row], state.length + depth + 1)

@@ -247,7 +247,7 @@ class CachedNetwork(nn.Module):
         """Places the waiting rows in caches like this one; the rows that count end at slot ``committed`` - 1.
 
         Scattered, the other rows go to the spare slot C - 1, which no row that counts ever sees. Appended, they go to
-        the slots after the text, which the next pass writes before it reads them; C is at least committed + rows.
+        the slots after the text. The next pass writes these slots before it reads them. C is at least committed + rows.
         """
         rows, committed_1, accepted_1 = waiting.tokens_P.shape[0], waiting.committed_1, waiting.accepted_1
         order = partial(torch.arange, device=committed_1.device)

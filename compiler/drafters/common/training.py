@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # B texts, S slots, T rows, H hidden size, Q query heads, G key/value heads, E head size, V draft vocabulary
 
 
-# Distances from the teacher's ends of the first and last state that is read: EAGLE-3's (SafeAILab/EAGLE) if the teacher
-# has enough layers, otherwise smaller ones.
+# Distances from the teacher's ends of the first and last state that is read. They are EAGLE-3's (SafeAILab/EAGLE) if
+# the teacher has enough layers, otherwise smaller.
 _MARGINS = ((2, 3), (1, 2), (0, 0))
 
 

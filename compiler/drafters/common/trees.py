@@ -23,8 +23,8 @@ from draftwood.trees.spec import Budget
 # n nodes of a depth, E of them with children, S expanded nodes so far, k candidates, M nodes of the tree, T = M + 1
 # rows, L = D + 1 places on a path, A = k + (D - 1) * k * k nodes that a budget tree grows
 
-# A token of probability 1 ties with its parent. Taking this from the log-probability for every level keeps the
-# parent ahead; it is more than fp32 loses at any score above -1000.
+# A token of probability 1 ties with its parent. Taking this from the log-probability for every level keeps the parent
+# ahead. It is more than fp32 loses at any score above -1000.
 LEVEL_COST = 1e-4
 
 

@@ -225,8 +225,8 @@ _NEGATIVES = 1024
 
 
 def begin(teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | None) -> DSparkStudent:
-    """A student of the chosen levels and layers. Its sequential head is the recurrent one; its mask token is the one
-    that texts begin with, which no text holds further on."""
+    """A student of the chosen levels and layers. Its sequential head is the recurrent one. Its mask token is the one
+    that texts begin with; no text has it further on."""
     mask = teacher.config.bos or 0
     sizes, aux = teacher_sizes(teacher), aux_layers(teacher)
     student = DSparkStudent(teacher, sizes, options["levels"], aux, options["layers"], _RANK, "rnn", mask)

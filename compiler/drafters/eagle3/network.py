@@ -1,7 +1,7 @@
 """The EAGLE-3 drafter (Li et al., 2025, arXiv 2503.01840) over a cache of accepted text.
 
 One decoder block reads a token's embedding together with a state of the text before it. For accepted text that state is
-fc over some states of the teacher (three in the paper); further on it is the drafter's last hidden state. Further
+fc over some states of the teacher (three in the paper). Further on it is the drafter's last hidden state. Further
 blocks, if any, are a Llama's. The output matrix ranks the next token.
 """
 

@@ -1,9 +1,9 @@
 """A FastEagle cascade in training (Huang et al., 2025, arXiv 2509.20416): N layers, one pass, one token a layer.
 
-Slot j sees the teacher's fused features of token j and the embedding of token j + 1. Layer i (0-based) reads the
-output of the layer before and predicts token j + 2 + i; every layer is supervised at its own future position. Layers
-may be narrower than the teacher's, since every draft reads all of them. The paper gives neither the terms of its loss
-nor their weights. Ours are, for each layer, the cross-entropy with the teacher's distribution and the smooth-L1
+Slot j sees the teacher's fused features of token j and the embedding of token j + 1. Layer i (0-based) reads the output
+of the layer before and predicts token j + 2 + i. Every layer is supervised at its own future position. Layers may be
+narrower than the teacher's, since every draft reads all of them. The paper gives neither the terms of its loss nor
+their weights. Each of our layers has two losses: the cross-entropy with the teacher's distribution, and the smooth-L1
 distance of the normed output from the teacher's final state there.
 """
 
