@@ -105,7 +105,7 @@ def _fused(
 
 
 def _fused_fake(query: Tensor, key: Tensor, value: Tensor, **_: object) -> tuple[Tensor, Tensor]:
-    # Contiguous for any strides of the query: otherwise a trace would view what has to be copied.
+    # Contiguous for any strides of the query: otherwise a trace would view memory that has to be copied.
     return query.new_empty(query.shape), query.new_empty(0, dtype=torch.float32)
 
 

@@ -23,7 +23,7 @@ from draftwood.kernels.contract import Contract, op, ort
 # F settled blocks, A open blocks, O = A * B open slots, S = (F + A) * B, Z blocks that the open tokens belong to
 
 _COLUMNS = 64
-# Exact: what a product halves, the weights of the next one double.
+# Exact: the weights of the next product double the halved values.
 _HALF = 0.5
 
 

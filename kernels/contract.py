@@ -73,7 +73,8 @@ class Contract:
 
 
 def register(contracts: tuple[Contract, ...]) -> None:
-    """Registers what the process lacks of every contract: the operator, or its kernel for a CPU. Idempotent."""
+    """Registers the parts of every contract that the process lacks: the operator, or its kernel for a CPU.
+    Idempotent."""
     for contract in contracts:
         qualified = f"{contract.namespace}::{contract.name}"
         library = torch.library.Library(contract.namespace, "FRAGMENT")

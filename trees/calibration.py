@@ -47,7 +47,7 @@ _Row = tuple[bytes, int, str, int, int]
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The first line of a file: what its columns are of, and how many there are."""
+    """The first line of a file: the models of its columns, and their number."""
 
     format: Literal["draftwood.calibration"] = CALIBRATION_FORMAT
     version: Literal[1] = CALIBRATION_VERSION
@@ -203,7 +203,7 @@ class Calibration:
             self.sources[source] = max(self.sources.get(source, 0), done)
 
     def rank_paths(self) -> RankPaths:
-        """The paths alone, for whoever needs no more."""
+        """The paths alone, for those who need no more."""
         result = RankPaths()
         for ranks, count in zip(self.contexts.ranks_ND.tolist(), self.contexts.counts_N.tolist(), strict=True):
             result.add([rank for rank in ranks if rank != END], count)
@@ -303,7 +303,7 @@ def _short(path: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def differing(models: Mapping[str, str], others: Mapping[str, str]) -> str | None:
-    """The first model, by what it is, that is another one there."""
+    """The first model, by its role, that differs from the other's."""
     return next((name for name in sorted({*models, *others}) if models.get(name) != others.get(name)), None)
 
 

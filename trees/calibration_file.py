@@ -16,7 +16,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """Write `calibration` to `path`, in place of what may lie there; TreeError if that fails."""
+    """Write `calibration` to `path`, replacing any file there; TreeError if that fails."""
     write_out(path, calibration.to_bytes())
 
 

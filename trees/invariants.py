@@ -47,7 +47,7 @@ def violations(buffers: TreeBuffers) -> list[Violation]:
 def is_tree(buffers: TreeBuffers) -> bool:
     """Whether parents, depths, mask and paths are those of one tree: `violations` of a drafted tree, in microseconds.
 
-    Each row is held against its parent's, so what holds for all of them holds up to the root.
+    Each row is compared with its parent's, so a property of all of them holds up to the root.
     """
     parents_T, depths_T, paths_TL = buffers.parents, buffers.depths, buffers.paths
     rows_T, places_L = np.arange(len(parents_T)), np.arange(paths_TL.shape[1])

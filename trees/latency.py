@@ -27,7 +27,7 @@ Mark = Literal["vendor simulator", "public document", "code", "derived", "assump
 
 # The most texts of one launch, as of a bundle's graphs.
 MOST_TEXTS: Final = 32
-# Beyond every machine; what is computed of them stays within 64 bits.
+# Beyond every machine; numbers computed from them stay within 64 bits.
 _Size = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]

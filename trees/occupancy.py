@@ -28,7 +28,7 @@ class Occupancy:
 
     @classmethod
     def even(cls, most: int) -> Occupancy:
-        """Every number of texts up to ``most`` equally often: what is taken where nothing is known."""
+        """Every number of texts up to ``most`` equally often: the assumption if nothing is known."""
         return cls(dict.fromkeys(range(1, most + 1), 1 / most))
 
     @classmethod

@@ -50,7 +50,7 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The candidate gears, what each takes per token in each class of lengths, and which of them are best together."""
+    """The candidate gears, the time of each per token in each class of lengths, and the best set of them."""
 
     lengths: list[LengthClass]
     too_long: int
@@ -264,7 +264,7 @@ def _times(gears: Sequence[Gear], trees: Trees, table: LatencyTable) -> Iterable
 def _cost(chosen: _Chosen, names: Sequence[str], parts: _Parts, table: LatencyTable, limits: Limits) -> Cost:
     """The cost of the chosen gears, whose names are ``names``."""
     service = chosen.service
-    # Who does not speculate still picks the KV length and the launches.
+    # Plain decoding, too, picks the KV length and the launches.
     plain_C = chosen.best_C(g for g, gear in enumerate(chosen.options) if gear.rows == 1)
     served = tuple(_served(chosen, names, plain_C))
     heldout, plain_heldout = _on_heldout(chosen, served, names, plain_C, parts, table, limits)

@@ -1,7 +1,7 @@
 """A plan, as the planner returns it and as its file has it: trees, gears, priors, and the figures that say why.
 
-Trees are made from counted contexts, and what is promised is reported for held-out contexts, which no tree has seen.
-All times are in microseconds.
+Trees are made from counted contexts. Promises are reported for held-out contexts, which no tree has seen. All times are
+in microseconds.
 """
 
 from __future__ import annotations

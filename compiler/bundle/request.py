@@ -22,7 +22,7 @@ from draftwood.planned import Gear, Planning, named_gears
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget, Lookup
 
-# A prompt takes of them what is cheapest (`draftwood.runtime.engines.chunks`); a KV length has those that are below it.
+# A prompt takes the cheapest of them (`draftwood.runtime.engines.chunks`). A KV length has those below it.
 PREFILL_ROWS = (32, 128, 512)
 # A cache is a multiple of this many slots: fused kernels tile the KV axis in blocks of 128.
 SLOT_MULTIPLE = 128
@@ -41,7 +41,7 @@ class BuildRequest:
     # Of the static graphs for prompts; none if only the CPU's graph with run-time sizes will read any.
     prefill_rows: tuple[int, ...] = PREFILL_ROWS
     targets: tuple[str, ...] = ("onnx",)
-    # By target; one that is not named takes what suits it and the teacher.
+    # By target; a target that is not named takes the one that suits it and the teacher.
     precisions: Mapping[str, Storage] = field(default_factory=dict)
     weights: WeightMode = "copy"
     # The chip that the NPU's compile commands name; None is the usual one.

@@ -20,7 +20,7 @@ _LARGEST = 127
 _STEPS = 15
 # A search's starts: the shares of a block's range that its steps cover. Each start is refined so many times.
 _SHARES, _ROUNDS = (1.0, 0.9, 0.8), 3
-# Blocks that are searched at a time, so that what a search works on stays in a processor's cache.
+# Blocks that are searched at a time, so that the data of a search stays in a processor's cache.
 _SEARCHED = 8192
 # A block narrower than this is one number.
 _NARROW = 1e-30

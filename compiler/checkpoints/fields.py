@@ -1,4 +1,4 @@
-"""Reading a JSON file field by field, with errors that name the file, the field and what was expected."""
+"""Reading a JSON file field by field, with errors that name the file, the field and the expected value."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def numbers(bytes_RX: NDArray[np.uint8], kind: str) -> Tensor:
 
     if kind == "F32":
         return torch.from_numpy(bytes_RX.view(np.float32).copy())
-    with np.errstate(all="ignore"):  # who reads looks for what is no number
+    with np.errstate(all="ignore"):  # the reader looks for values that are no numbers
         return torch.from_numpy(np.ascontiguousarray(gguf.dequantize(bytes_RX, gguf.GGMLQuantizationType[kind])))
 
 

@@ -93,7 +93,7 @@ def read_header(path: Path) -> Header:
 
 
 class _Cursor:
-    """A place in a mapped file that moves with what is read there."""
+    """A place in a mapped file that moves with every read."""
 
     def __init__(self, path: Path, held: mmap.mmap, at: int = 0) -> None:
         self.path, self.held, self.at = path, held, at

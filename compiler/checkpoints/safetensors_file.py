@@ -1,4 +1,4 @@
-"""One safetensors file: what it holds, from its header alone, and its tensors one at a time."""
+"""One safetensors file: its content, from its header alone, and its tensors one at a time."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def is_finite(value: Tensor) -> bool:
 
 
 def check_kinds(stored: Mapping[str, Entry]) -> str:
-    """The one element type of all tensors, as safetensors spells it; CheckpointError names what differs."""
+    """The one element type of all tensors, as safetensors spells it; CheckpointError names the differing one."""
     first, kind = next((name, entry.kind) for name, entry in stored.items())
     for name, entry in stored.items():
         if entry.kind not in DTYPES:

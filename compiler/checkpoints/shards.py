@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face folder, in one file or in shards, held against what is expected of them."""
+"""The tensors of a Hugging Face folder, in one file or in shards, checked against the expected ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONVERT = "load it once with transformers and save_pretrained(..., safe_seriali
 
 
 class Advice(NamedTuple):
-    """How the messages about tensors that do not fit end: what else to expect, and the way out."""
+    """The end of messages about tensors that do not fit: the other possibilities, and the way out."""
 
     missing: str
     extra: str

@@ -28,7 +28,8 @@ Reader = Callable[[str], Tensor]
 
 
 class Stored(NamedTuple):
-    """A drafter's folder, what its tensors are in, and they by key; errors name ``where``: one file, or the folder."""
+    """A drafter's folder, the file or folder of its tensors, and the tensors by key; errors name ``where``: one file,
+    or the folder."""
 
     folder: Path
     where: Path

@@ -1,4 +1,4 @@
-"""The devices that can be modelled, with their public figures, and what one spends on operators."""
+"""The devices that can be modelled, with their public figures, and the time that one spends on operators."""
 
 from __future__ import annotations
 

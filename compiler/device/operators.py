@@ -40,7 +40,7 @@ class Op:
     # Bytes of weights among the memory, and rows that a fractal is padded from; 0 of an operator without weights.
     weights: float = 0.0
     rows: int = 0
-    # Bytes of what a matrix product gives, on all devices together.
+    # Bytes of a matrix product's results, on all devices together.
     result: float = 0.0
     # Of a collective: how many devices meet, and of every way to do it (hops, bytes that a device sends).
     ranks: int = 1
@@ -105,7 +105,7 @@ def attention_tiles(group: int, rows: int, slots: int) -> int:
 
 
 def attention(config: TeacherConfig, rows: int, slots: int) -> Op:
-    """Fused attention of `rows` rows over all `slots` slots: the mask hides what is not filled, it is read anyway.
+    """Fused attention of `rows` rows over all `slots` slots: the mask hides empty slots, but they are read anyway.
 
     Every M tile is taken to stream keys and values from HBM anew; that L2 may still hold them is not counted.
     """

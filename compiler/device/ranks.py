@@ -1,6 +1,6 @@
 """The cost of a step when several devices run it together: the operators of one of them, and the collectives between.
 
-What is split stands as in the plan of the weights, by name. Loads shrink by the number of devices, but those of the
+The split layers stand as in the plan of the weights, by name. Loads shrink by the number of devices, but those of the
 attention and the caches by the key/value heads that a device has. A product's results are then joined.
 """
 
@@ -22,7 +22,7 @@ _GATHERED = ("head", "features", "entry", "block")
 _ELEMENTS = ("split", "head norms", "rotary", "transpose", "swiglu")
 _CACHES = ("attention", "scatter", "moved and new keys", "branch")
 _EMBEDDING = "embedding"
-# Of a mixture the sum over a row's experts is what the devices add up.
+# Of a mixture the devices add up the sum over a row's experts.
 _MIXED = "weighed sum"
 
 
@@ -63,7 +63,7 @@ def all_reduce(size: float, ranks: int, count: int = 1) -> Op:
 
 
 def all_gather(size: float, ranks: int, count: int = 1) -> Op:
-    """Puts ``size`` bytes together of equal parts of every device: log2 N hops, and what the others have."""
+    """Puts ``size`` bytes together of equal parts of every device: log2 N hops, and the bytes of the others."""
     return Op(
         name="all-gather",
         engine="link",
@@ -84,5 +84,5 @@ def _scaled(op: Op, share: float) -> Op:
 
 
 def _turned(op: Op) -> Op:
-    """Turns what was gathered device by device into rows."""
+    """Turns gathered parts, device by device, into rows."""
     return Op(name="transpose", engine="vector", count=op.count, memory=2 * op.result, vector=op.result / BYTES)

@@ -87,7 +87,7 @@ def _times(layers: int, ops: list[Op]) -> list[Op]:
 
 
 def _linear(config: TeacherConfig, layer: str, rows: int, inner: int, outer: int, rounded: bool = False) -> list[Op]:
-    """A linear layer of the blocks in what its weights are kept in; all blocks count as the first one."""
+    """A linear layer of the blocks in the type of its weights; all blocks count as the first one."""
     name, first = layer.replace("_", " "), f"layers.0.{layer}"
     packed = next((layer for layer in config.packed if layer.name == first), None)
     if packed is not None and packed.group:
@@ -96,8 +96,8 @@ def _linear(config: TeacherConfig, layer: str, rows: int, inner: int, outer: int
 
 
 def int8_draft(config: TeacherConfig, int8: bool) -> TeacherConfig:
-    """The teacher's sizes as a drafter's cost reads them: ``int8`` says of the drafter's layers what the teacher's
-    ``quantised`` says of its own."""
+    """The teacher's sizes as a drafter's cost reads them. ``int8`` says for the drafter's layers what ``quantised``
+    says for the teacher's."""
     layers = ("qkv", "o", "gate_up", "down")
     return replace(config, quantised=(*(f"layers.0.{layer}" for layer in layers), HEAD) if int8 else (), packed=())
 

@@ -22,7 +22,7 @@ from draftwood.compiler.teachers.config import TeacherConfig
 
 # Layers that read raw states of the teacher or embeddings side by side. These differ in size, but a row has one scale.
 _RAW = ("fc", "proj")
-# Small, and run once for every node: DSpark's confidence and what its sequential head remembers.
+# Small, and run once for every node: DSpark's confidence and the memory of its sequential head.
 _SMALL = ("confidence_proj", "markov_head.gate_proj", "markov_head.joint_proj")
 # Our names of output matrices: a drafter's with caches, and its teacher's.
 _HEAD, _TEACHERS_HEAD = "draft_head", "lm_head"

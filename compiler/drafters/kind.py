@@ -1,4 +1,4 @@
-"""The kinds of drafter by name: what each is called, what can be chosen in training, and where its class is.
+"""The kinds of drafter by name: titles, choices in training, and the places of their classes.
 
 Commands list kinds and their flags before any work begins, so nothing here imports torch. A kind's class is imported
 when it is first asked for.
@@ -27,7 +27,7 @@ class Option:
     default: Any = None
     # Reads one value; None makes it a switch, which is off by default.
     read: Callable[[str], Any] | None = int
-    # How many values it takes where that is not one, and what a value is called.
+    # The number of its values if that is not one, and a value's name.
     count: int | None = None
     value: str | tuple[str, ...] | None = None
     # The least value that makes sense.
@@ -65,7 +65,7 @@ class Kind:
         return None if self.cost_source is None else _named(self.cost_source)
 
     def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a training, with the usual choice for what is not given.
+        """The options of a training, with the usual choice for those that are not given.
 
         Raises:
             RequestError: an option is not of this kind, or its value makes no sense.

@@ -63,7 +63,7 @@ class Folder(NamedTuple):
 class DraftModel(ABC):
     """A drafter of one kind, its weights aside; equal ones have equal graphs."""
 
-    # The name of its kind, and what errors call such drafters.
+    # The name of its kind, and the name of such drafters in errors.
     kind: ClassVar[str]
     called: ClassVar[str]
     # The file that we write its tensors to.

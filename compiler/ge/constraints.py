@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One fused attention node with what the rules speak of; shapes of BNSD are [B, N|K, T|C, D]."""
+    """One fused attention node with the values that the rules read; shapes of BNSD are [B, N|K, T|C, D]."""
 
     node: Node
     query: tuple[int, ...]

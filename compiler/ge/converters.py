@@ -28,7 +28,7 @@ def register_converters(torchair: ModuleType, ge: Any, promote: Any) -> None:
         return ge.BatchMatMul(x, weight, adj_x2=True)
 
     def grouped_linear(x: Any, weight: Any, counts: Any, meta_outputs: Any = None) -> Any:
-        # As torchair's own converter puts it: what a product in float does without is there, and empty.
+        # As torchair's own converter puts it: inputs that a product in float does without are there, and empty.
         bias = _FLOAT if x.dtype == _BF16 else x.dtype
         empty = ([ge.Fill([0], ge.Cast(0.0, dst_type=t))] for t in (bias, _UINT64, _FLOAT, _FLOAT16, _FLOAT16))
         # One result of all groups, along the rows, whose numbers are given and not their sums.

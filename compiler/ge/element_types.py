@@ -36,7 +36,7 @@ _RUN = ("8.5.0", "9.0.0", "9.1.0")
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A repository that was read, and what of it."""
+    """A repository, and the part of it that was read."""
 
     release: str
     repository: str

@@ -1,8 +1,8 @@
 """Executes a lowered GE graph on a CPU with torch, operator for operator; the reference that devices are held to.
 
 Every operator is executed or refused, none is skipped. A cache (``RefData``) is written in place, in the caller's
-tensor. On a device independent operators run in any order, so a graph in which that order decides what a reader of
-a written cache sees is refused.
+tensor. On a device independent operators run in any order. So a graph is refused if that order decides which values a
+reader of a written cache sees.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GIVEN = (*SOURCES, "FileConstant")
 
 
 class Meeting(NamedTuple):
-    """A collective that a rank has come to, and what it brings."""
+    """A collective that a rank has come to, and the rank's part of it."""
 
     node: Node
     value: Tensor

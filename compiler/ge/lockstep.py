@@ -1,4 +1,4 @@
-"""Executes the graphs of all ranks together: every rank runs up to a collective, which is computed of what all bring.
+"""Executes the graphs of all ranks together. Every rank runs up to a collective, which is computed of all parts.
 
 A device would wait for ever where ranks come to different collectives, or one comes to none; here that is refused.
 """
@@ -25,7 +25,7 @@ def run_ranks(
 ) -> list[list[Tensor]]:
     """The outputs of every rank; RefData inputs are written in place.
 
-    ``gathered`` fetches what others bring where these are not all ranks.
+    ``gathered`` fetches the others' parts if these are not all ranks.
 
     Raises:
         RequestError, LoweringError: as ``Interpreter.run``, or the ranks do not come to the same collective.

@@ -121,7 +121,7 @@ def _as_const(op: Any, value: Tensor) -> None:
 
 def _describe_operands(graph: Any) -> None:
     """Operands that are an input or a weight are described by the type that it lies in: the trace had another one. GE
-    infers types anew, but whoever reads the file alone believes it."""
+    infers types anew, but a reader of the file alone believes it."""
     types = {op.name: op.output_desc[0].dtype for op in graph.op if op.type in (*SOURCES, "FileConstant", "Const")}
     for op in graph.op:
         sources = [text.rpartition(":") for text in op.input]
@@ -139,7 +139,7 @@ def _list_ports(op: Any) -> None:
 
 
 def fold_constants(graph: Any) -> None:
-    """Computes what depends on constants alone, as GE does before it compiles; large results are left to it."""
+    """Computes values that depend on constants alone, as GE does before it compiles; large results are left to it."""
     known: dict[str, Tensor] = {}
     for op in graph.op:
         if op.type == "Const":
@@ -155,7 +155,7 @@ def fold_constants(graph: Any) -> None:
 
 
 def drop_dead(graph: Any) -> None:
-    """Removes what nothing uses: converters leave constants of operators that they folded."""
+    """Removes unused nodes: converters leave constants of operators that they folded."""
     by_name = {op.name: op for op in graph.op}
     alive: set[str] = set()
     queue = [op.name for op in graph.op if op.type in ("NetOutput", *SOURCES, *WRITES)]

@@ -12,7 +12,7 @@ from draftwood.errors import LoweringError
 def memory(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
     """(``owned``, ``detached``) of a plan, and the proof that the order of writes decides nothing.
 
-    A reader of a written value must run before the write by its place in the graph, or read what the write gives. Only
+    A reader of a written value must run before the write by its place in the graph, or read the write's result. Only
     the name of a cache itself may also be read by operators after the write. It is the same memory on every device; a
     reshaped value made before the write need not be.
     """

@@ -51,7 +51,7 @@ _UNIFIED_BUFFER = 192 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One node of a graph with what it is given, by the operand's name, and the types of its results."""
+    """One node of a graph with its operands by name, and the types of its results."""
 
     graph: Graph
     node: Node
@@ -62,7 +62,7 @@ class Use:
         return self.given[name][1]
 
 
-# What is broken, and whether that is an error or costs time only.
+# The broken rule, and whether that is an error or costs time only.
 Level = Literal["error", "warning"]
 Broken = tuple[Level, str]
 
@@ -76,7 +76,7 @@ class Rule:
 
 
 def broken(use: Use) -> Iterator[tuple[Level, str, str]]:
-    """(level, message, source) of what a node breaks."""
+    """(level, message, source) of each rule that a node breaks."""
     if not _taken_out(use):
         for level, message in _types(use):
             yield level, message, _listed(use.node.type)
@@ -185,7 +185,7 @@ def _apply_rotary(use: Use) -> Iterator[Broken]:
 
 
 def _other_reader(graph: Graph, edge: Edge, name: str) -> str:
-    """Who else has the memory of an edge: another reader, or the world outside of the graph; "" if nobody."""
+    """The other user of an edge's memory: another reader, or the world outside of the graph; "" if nobody."""
     while True:
         for reader, number in graph.readers(edge.node):
             if reader.name != name and reader.inputs[number] == edge:

@@ -21,7 +21,7 @@ _READS = ("FusedInferAttentionScore", "BatchMatMul", "BatchMatMulV2", "MatMul", 
 
 
 class InPlace(NamedTuple):
-    """One cache, the node that writes it, and the nodes that read what was written."""
+    """One cache, the node that writes it, and the nodes that read the written value."""
 
     cache: str
     write: str

@@ -41,7 +41,7 @@ from draftwood.environment import cann_available, torch_npu_folder
 from draftwood.errors import LoweringError
 from draftwood.files import cache_home
 
-# Set, it shows on the terminal what torchair and GE say.
+# Set, it shows messages of torchair and GE on the terminal.
 SHOWN = "DRAFTWOOD_NPU_LOG"
 # Where CANN writes its logs (its reference of environment variables).
 GE_LOGS = "ASCEND_PROCESS_LOG_PATH"
@@ -140,7 +140,7 @@ def compile_step(
 def _config(torchair: ModuleType) -> Any:
     """torchair's options, the same here as on a device.
 
-    The pattern passes act only where torch_npu is importable, so that no proof would hold for what they make.
+    The pattern passes act only if torch_npu can be imported, so no proof would hold for their results.
     """
     config = torchair.CompilerConfig()
     if hasattr(config.experimental_config, "pattern_fusion_pass"):  # releases before 2.7 have no such passes
@@ -184,7 +184,7 @@ def _compiling(cache: Path, judge: Callable[[Any], None]) -> Iterator[None]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was made of, the latest first."""
+    """The error and its causes, the latest first."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen
@@ -214,7 +214,7 @@ def device_of(name: str) -> torch.device:
         os.environ.setdefault(GE_LOGS, str(cache_home() / "draftwood" / "npu" / "log"))
         if os.environ.get(SHOWN):
             os.environ.setdefault("ASCEND_SLOG_PRINT_TO_STDOUT", "1")
-        # GE and HCCL take the device that is chosen, whatever device a tensor lies on.
+        # GE and HCCL take the chosen device, on whatever device a tensor lies.
         devices().set_device(name)
     return torch.device(name)
 
@@ -377,7 +377,7 @@ def _quiet(log: Path | None = None) -> Iterator[None]:
 
 
 def _decompositions(config: Any) -> dict[Any, Any]:
-    """torchair's own table, and what PyTorch itself would dissolve before a backend sees it."""
+    """torchair's own table, and the operators that PyTorch itself would dissolve before a backend sees them."""
     utils = importlib.import_module("torchair._utils")
     table = {
         operator: function

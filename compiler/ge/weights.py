@@ -2,8 +2,8 @@
 
 GE's combined form of external weights: raw tensors in one file, each on a 512-byte boundary. The attributes
 ``location``, ``offset`` and ``length`` of a FileConstant address them (docs/en/design/features/external_weight.md of
-GE's open source). An index next to the file says what lies where and which tensors of the checkpoint make it, so that
-weights can be bound after the build.
+GE's open source). An index next to the file says where each tensor lies and which tensors of the checkpoint make it, so
+that weights can be bound after the build.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Dtype = Literal["float16", "bfloat16", "float32", "int64", "int32", "int8", "boo
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One weight: its place in ``location`` and, in ``parts``, the checkpoint tensors concatenated along dimension 0.
 
-    ``location`` is a file of the bundle's ``npu`` folder, or the absolute path of a checkpoint's own file where
-    the weight is used in place. ``parts`` is empty for what is computed and not read, such as rotary tables.
+    ``location`` is a file of the bundle's ``npu`` folder, or the absolute path of a checkpoint's own file where the
+    weight is used in place. ``parts`` is empty for computed values, such as rotary tables.
     """
 
     shape: tuple[Offset, ...]

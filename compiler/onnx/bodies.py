@@ -1,4 +1,4 @@
-"""Loops in a graph: what their bodies read of the values around them, and copies that read others."""
+"""Loops in a graph: the outer values that their bodies read, and copies that read others."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _anonymise(model: ir.Model, keep_shapes: bool) -> None:
             value.metadata_props.clear()
             if value in ends:
                 continue
-            if value.name in names:  # the exporter names inputs after it has named what is inside
+            if value.name in names:  # the exporter names inputs after inner values
                 value.name = f"{value.name}.inner"
             if not keep_shapes:
                 value.shape = None

@@ -100,12 +100,12 @@ class _Stamp:
         self.place = _places(model.graph, self.users, len(short.kept))
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
-        # New values by old ones: of what is shared or comes after the blocks, and of each block.
+        # New values by old ones: of shared nodes, of nodes after the blocks, and of each block.
         self.outside: dict[ir.Value, ir.Value | None] = {}
         self.inside: list[dict[ir.Value, ir.Value | None]] = [{} for _ in short.source]
         olds = {spec.name: old for spec, old in zip(traced.signature.inputs, model.graph.inputs, strict=True)}
         self.inputs = {spec.name: _input(spec, short, olds) for spec in step.signature.inputs}
-        # Old values that have a part for each block: inputs whose signature says so, and what is made of them.
+        # Old values that have a part for each block: inputs whose signature says so, and values made of them.
         shapes = {spec.name: spec.shape for spec in step.signature.inputs}
         self.joined = {olds[spec.name] for spec in traced.signature.inputs if shapes[spec.name] != spec.shape}
 
@@ -131,7 +131,7 @@ class _Stamp:
         return model
 
     def _block(self, number: int, at: int, passed: Mapping[int, ir.Value | None]) -> dict[int, ir.Value | None]:
-        """Block ``number`` as a copy of the short decoder's block ``at``; what it passes on, by side."""
+        """Block ``number`` as a copy of the short decoder's block ``at``; its results for the next block, by side."""
         values = self.inside[number]
         left: dict[int, ir.Value | None] = {}
         for node in self.old.graph:
@@ -170,7 +170,7 @@ class _Stamp:
         self._put_outside(node, inputs, joins)
 
     def _put_outside(self, node: ir.Node, inputs: Sequence[ir.Value | None], joins: bool = False) -> None:
-        """A node of no block; what has a part for each block has one for each of all."""
+        """A node of no block; a value with a part for each block has one for each of all blocks."""
         self._put(node, inputs, self.outside, "")
         if joins or any(value in self.joined for value in node.inputs):
             for value in node.outputs:
@@ -295,7 +295,7 @@ def _input(spec: TensorSignature, short: Short, olds: Mapping[str, ir.Value]) ->
 def _places(graph: ir.Graph, users: Mapping[ir.Value, Sequence[ir.Node]], blocks: int) -> dict[ir.Node, int]:
     """Every node's block in the short decoder, or that all blocks share it, or that it comes after them.
 
-    A mark belongs to the block that it opens. What only one block reads is that block's.
+    A mark belongs to the block that it opens. A node that only one block reads is that block's.
     """
     places: dict[ir.Node, int] = {}
     for node in graph:

@@ -33,11 +33,11 @@ RULES = (
     rules.unsqueeze_unsqueeze_rule,
     rules.squeeze_reshape_1d_rule,
 )
-ROUNDS = 2  # what one round rewrites lets the next fold
+ROUNDS = 2  # a round's rewriting lets the next one fold
 
 
 def tidy(model: ir.Model) -> None:
-    """Changes ``model`` in place; what it computes stays."""
+    """Changes ``model`` in place; its function stays."""
     common.InlinePass()(model)
     for _ in range(ROUNDS):
         fold_constants_ir(model, onnx_shape_inference=True)
@@ -46,6 +46,6 @@ def tidy(model: ir.Model) -> None:
 
 
 def finish(model: ir.Model) -> None:
-    """Removes in place what is held or computed twice; nodes that two operators' forms share are then one."""
+    """Removes in place values that are held or computed twice; nodes that two operators' forms share are then one."""
     once = (common.DeduplicateInitializersPass(), common.CommonSubexpressionEliminationPass())
     Sequential(*once, common.OutputFixPass(), common.NameFixPass())(model)

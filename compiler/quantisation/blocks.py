@@ -22,7 +22,8 @@ Watch = Callable[[str, Tensor], None]
 
 @dataclass(slots=True)
 class State:
-    """A text between two blocks: the residual [T, H], and what is still to be added to it; None before the first."""
+    """A text between two blocks: the residual [T, H], and the part that is still to be added to it; None before the
+    first."""
 
     residual_TH: Tensor
     added_TH: Tensor | None = None

@@ -1,1 +1,1 @@
-"""One model on several devices: which weight is split along which axis, and what joins the parts."""
+"""One model on several devices: the axis along which each weight is split, and the joining of the parts."""

@@ -1,8 +1,8 @@
 """The layers of a network that is split: each runs its device's part and joins the results as the plan says.
 
 A network is made with a device's sizes (`shared_config`); here its layers are replaced where something has to be
-joined. All devices run the same program: what a device is, its weights alone say, the first token of its part of the
-embedding among them.
+joined. All devices run the same program. Only a device's weights, the first token of its part of the embedding among
+them, say which device it is.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SplitEmbedding(Embedding):
 
 
 def split_layers(network: nn.Module, ranks: int) -> None:
-    """Makes the layers of a network, made with one device's sizes, join what ``ranks`` devices have."""
+    """Makes the layers of a network, made with one device's sizes, join the results of ``ranks`` devices."""
     if ranks == 1:
         return
     for name, layer in list(network.named_modules()):
@@ -67,5 +67,5 @@ def split_layers(network: nn.Module, ranks: int) -> None:
 
 
 def _summed(layer: nn.Module, given: tuple[Tensor, ...], part: Tensor) -> Tensor:
-    """The sum over the devices of what a layer makes of its device's part."""
+    """The sum over the devices of a layer's results for each device's part."""
     return summed(part)

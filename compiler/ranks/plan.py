@@ -1,7 +1,8 @@
-"""The plan of the split, said once: by the name of a layer, what of its weight each device holds and what joins them.
+"""The plan of the split, said once: by the name of a layer, the part of its weight that each device holds, and the
+joining of the parts.
 
 Layers with the same name are split alike in every teacher and drafter, so a new family of teachers gets its split from
-the names of its layers. What is not listed (norms, rotary tables, maps of ids) every device has whole. The split is
+the names of its layers. Every device has all other tensors whole (norms, rotary tables, maps of ids). The split is
 Megatron's (Shoeybi et al., 2019, arXiv 1909.08053): columns into attention and SwiGLU, rows out of them.
 """
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from draftwood.compiler.ranks.share import Share
 from draftwood.compiler.teachers.config import TeacherConfig
 
-# What lies along a split axis: heads of ``head_dim`` rows, or rows one by one.
+# The units along a split axis: heads of ``head_dim`` rows, or rows one by one.
 Unit = Literal["heads", "kv_heads", "rows"]
 
 
@@ -73,8 +74,8 @@ def split_of(layer: str) -> Split | None:
 def cut(name: str, whole: Tensor, config: TeacherConfig, share: Share) -> Tensor:
     """A device's part of the weight or bias ``name``; ``config`` is of the block that it belongs to.
 
-    Rows past the end of what there is are zeros, which add nothing to a sum; logits of such rows are dropped. A bias
-    after a sum is the first device's alone.
+    Rows past the end are zeros, which add nothing to a sum; logits of such rows are dropped. A bias after a sum is the
+    first device's alone.
     """
     layer, kind = layer_of(name)
     split = split_of(layer)

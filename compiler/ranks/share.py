@@ -20,7 +20,7 @@ class Share:
     ranks: int
 
     def of(self, units: int) -> tuple[int, int]:
-        """(first, count) of what it holds of ``units`` things; all devices hold equally many.
+        """(first, count) of its share of ``units`` things; all devices hold equally many.
 
         Where there are fewer than devices, several devices hold the same; the last ones' may run past the end.
         """

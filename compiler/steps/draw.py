@@ -20,12 +20,12 @@ from draftwood.noise import BLOCK
 
 # T rows, V vocabulary, L levels, B blocks of X = 64 ids of the noise, n of them opened, S = 64 n tokens, K kept ones
 
-# Blocks that are opened, and tokens of them that are ranked: whatever is among the 64 best is in the 64 best blocks.
+# Blocks that are opened, and tokens of them that are ranked: the 64 best tokens are in the 64 best blocks.
 OPENED = KEPT = 64
 # How far ahead a winner must be, in units of the noise, and how near a kept mass may come to top-p. fp32 is off by
 # some 1e-5 here; a device's logarithm may be a hundred times worse. A draw is this near with about this probability.
 MARGIN = 2.0**-10
-# What stands for top-p where it is off: no mass reaches it.
+# The number for top-p if it is off: no mass reaches it.
 ALL_MASS = 2.0
 
 _LEAST = float("-inf")
@@ -47,8 +47,8 @@ class Settings(NamedTuple):
 class Candidates(NamedTuple):
     """The K best tokens of every row: by logit where top-k or top-p holds, else by logit and noise.
 
-    ``height`` is the logit over the temperature, 0 at the peak; ``total`` has the noise added. Nothing that was not
-    taken is above ``unseen``, in what they were taken by. ``mass`` is the sum of all exponentials of the row.
+    ``height`` is the logit over the temperature, 0 at the peak; ``total`` has the noise added. No other token is above
+    ``unseen``, by the measure that they were chosen by. ``mass`` is the sum of all exponentials of the row.
     """
 
     ids_TK: Tensor
@@ -115,7 +115,7 @@ def _candidates(logits_TV: Tensor, levels_T: Tensor, settings: Settings, free_1:
 
 
 def _open(bound_TB: Tensor) -> tuple[Tensor, Tensor]:
-    """The blocks of the greatest bounds, int32 [T, n], and what no other one is above, [T, 1]."""
+    """The blocks of the greatest bounds, int32 [T, n], and the bound that no other block exceeds, [T, 1]."""
     rows, blocks = bound_TB.shape
     if blocks <= OPENED:
         every_B = torch.arange(blocks, dtype=torch.int32, device=bound_TB.device)
@@ -125,10 +125,11 @@ def _open(bound_TB: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _kept(found: Candidates, settings: Settings, free_1: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """The totals [T, K] of what top-k and top-p may keep, and of what they certainly keep; -inf stands for the others.
+    """The totals [T, K] of the tokens that top-k and top-p may keep, and of those that they certainly keep; -inf stands
+    for the others.
 
-    Tokens are ranked by logit, ties by lower id; top-p keeps what has less than its mass before it, and the first. A
-    token that equals the best one that was not looked at may come after it. If it may be kept all the same, so may
+    Tokens are ranked by logit, ties by lower id. top-p keeps tokens with less than its mass before them, and the first.
+    A token that equals the best one that was not looked at may come after it. If it may be kept all the same, so may
     others that were not looked at. Its total is then +inf, which makes no row sure.
     """
     height_TK, ids_TK = found.height_TK, found.ids_TK

@@ -29,7 +29,7 @@ def trace(step: Step, device: torch.device | None = None) -> ExportedProgram:
         {i: Dim.AUTO for i, size in enumerate(spec.shape) if isinstance(size, str)} or None
         for spec in step.signature.inputs
     ]
-    # A step's caches are its variadic arguments, with what else it reads, which torch.export nests as one tuple.
+    # A step's caches are its variadic arguments, together with its other inputs; torch.export nests these as one tuple.
     plain = len(shapes) - len(step.signature.aliases) - step.read
     nested = (*shapes[:plain], tuple(shapes[plain:])) if plain < len(shapes) else tuple(shapes)
     with warnings.catch_warnings(), patch.object(fx.proxy.TracerBase, "_filter_traceback_frames", _own_frames):

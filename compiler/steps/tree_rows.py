@@ -1,4 +1,4 @@
-"""The rows that a verify step takes, made of what a draft step gives, inside a graph.
+"""The rows that a verify step takes, made of a draft step's outputs, inside a graph.
 
 On the host `draftwood.runtime.speculation.drafting` does the same.
 """
@@ -19,7 +19,7 @@ from draftwood.trees import Topology, TreeBuffers, tensorize
 
 
 class TreeRows(NamedTuple):
-    """A tree to verify: the rows' tokens, parents and depths int64 [T], and whom each sees, bool [T, T].
+    """A tree to verify: the rows' tokens, parents and depths int64 [T], and the rows that each sees, bool [T, T].
 
     ``chosen`` int64 [1] is the confidence class whose tree it is, if there are several.
     """

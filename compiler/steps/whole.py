@@ -21,7 +21,7 @@ from draftwood.manifest import StepSignature, TensorSignature, whole_name
 
 # T rows, P places of a path, D levels, U draft vocabulary, V vocabulary
 
-# What of a draft the host has to know; the rest of a budget tree follows from its parents.
+# The outputs of a draft that the host has to know; the rest of a budget tree follows from its parents.
 TOLD = ("drafted", "candidates", "scores", "parents")
 # Inputs of the parts that have another name here, for two parts would have one of that name.
 DRAFT_INPUTS = {"features": "features.in", "accepted": "waiting"}
@@ -37,7 +37,8 @@ class WholeParts(NamedTuple):
 
 
 class WholeStep(nn.Module):
-    """Takes and gives what its signature lists. ``noise`` is the draft's, of its shape; zeros for greedy text."""
+    """Takes the inputs of its signature, and gives its outputs. ``noise`` is the draft's, of its shape; zeros for
+    greedy text."""
 
     def __init__(self, parts: WholeParts, signature: StepSignature, vocabulary: int) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ def whole_step(gear: str, draws: Draws, parts: WholeParts, vocabulary: int) -> S
 
 
 def _inputs(draws: Draws, draft: Step | None, verify: StepSignature, accept: StepSignature) -> list[TensorSignature]:
-    """The root, what the drafter has not seen, the last path, and how rows are drawn."""
+    """The root, the tokens that the drafter has not seen, the last path, and the settings of the draws."""
     waiting = (
         [spec for spec in draft.signature.inputs if spec.name in ("tokens", "features", "accepted")] if draft else []
     )
@@ -112,7 +113,7 @@ def _inputs(draws: Draws, draft: Step | None, verify: StepSignature, accept: Ste
 
 
 def _outputs(parts: WholeParts) -> list[TensorSignature]:
-    """The outputs that the host must know of draft and acceptance; then what stays on the device."""
+    """The outputs of draft and acceptance that the host must know; then those that stay on the device."""
     draft, verify, accept = parts.draft, parts.verify.signature, parts.accept.signature
     reported = [spec for spec in draft.signature.outputs if spec.name in TOLD] if draft else []
     classes = len(getattr(parts.rows, "bounds_C", ()))

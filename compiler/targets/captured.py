@@ -32,7 +32,7 @@ from draftwood.manifest import GraphSignature, Manifest
 
 # Records that are kept. Each takes a stream at least, and a device has 1984 (CANN's document of aclrtCreateStream).
 MOST = 512
-# Words of a device that cannot take a record -> what helps (vllm-ascend, compilation/acl_graph.py and issue 10555).
+# Words of a device that cannot take a record -> the remedy (vllm-ascend, compilation/acl_graph.py and issue 10555).
 _STREAMS = "the device has no stream left for it: end other programs on the device, or take --engine npu"
 _LACKS = {
     "alloc sq cq fail": f"install Ascend HDK 25.5.1 or later and the CANN that fits it; with these, {_STREAMS}",

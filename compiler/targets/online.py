@@ -48,7 +48,7 @@ class TorchairExecutor:
         self.device, self.eagerly = device_of(device), eagerly
         if manifest.packed:
             # torchair hands it to GE, without which a kernel adds the groups of packed weights up in any order. It
-            # stays on, for what dynamo has compiled holds in this state alone.
+            # stays on, because dynamo's compiled functions hold in this state alone.
             torch.use_deterministic_algorithms(True, warn_only=True)
         self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
         modules = bundle_modules(manifest, bundle_npu_weights(folder, graphs), graphs.ranks)
@@ -67,7 +67,7 @@ class TorchairExecutor:
     ) -> dict[str, NDArray]:
         """Runs a graph on small inputs from the host and on buffers of the device; caches are written in place.
 
-        One copy in, one launch, one copy out; what stays on the device is copied there.
+        One copy in, one launch, one copy out; outputs that stay on the device are copied there.
         """
         if graph.name not in self._steps:
             self._steps[graph.name] = self.started(graph)
@@ -100,7 +100,7 @@ class TorchairExecutor:
         return host(buffer)
 
 
-# A step on the device: what the host has given, and what lies there, by name. Leaves in a block what the host reads.
+# A step on the device: the host's inputs, and the buffers there, by name. Leaves the host's outputs in a block.
 Launch = Callable[[Mapping[str, Tensor], Mapping[str, Any]], HostOutputs]
 
 
@@ -118,7 +118,7 @@ class Started:
         as_one: Callable[[Launch], Launch] = lambda launch: launch,
     ) -> None:
         self._step, self._graph, self._device = step, graph, device
-        # By the names of what is given or read: what may stay on the device does not always cross.
+        # By the names of inputs or outputs: those that may stay on the device do not always cross.
         self._uploads: dict[frozenset[str], HostInputs] = {}
         self._downloads: dict[frozenset[str], HostOutputs] = {}
         self._launch = as_one(self._launched)

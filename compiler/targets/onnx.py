@@ -72,7 +72,7 @@ class OnnxTarget(Target):
             rest = spans, Path(WEIGHTS_FILE).name, path, several
             try:
                 lower_to_onnx(step, trace(traced.step if traced else step), *rest, traced)
-            except Unlike:  # the trace of all blocks is right whatever they hold
+            except Unlike:  # the trace of all blocks is right for any blocks
                 lower_to_onnx(step, trace(step), *rest)
             signatures += [signature, *several]
         graphs = m.GraphSet(

@@ -29,7 +29,7 @@ class HostInputs:
         self.tensors = {name: _view(self._far, *place) for name, place in places.items()}
 
     def upload(self, arrays: Mapping[str, NDArray]) -> None:
-        """Hands the arrays over in one copy, which what is launched next waits for."""
+        """Hands the arrays over in one copy, which the next launch waits for."""
         for name, array in arrays.items():
             self._host[name].copy_(torch.from_numpy(array))
         if len(self._near):

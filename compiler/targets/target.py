@@ -1,4 +1,4 @@
-"""A target: what turns a bundle's steps into graphs that one kind of engine runs.
+"""A target turns a bundle's steps into graphs that one kind of engine runs.
 
 A target is one file: the class below with its own answers, listed where bundles are written.
 """
@@ -79,4 +79,4 @@ class Target(ABC):
 
     @abstractmethod
     def lower(self, lowering: Lowering) -> tuple[m.GraphSet, ...]:
-        """Writes its graphs and their weights into the bundle, and says what they are, rank by rank."""
+        """Writes its graphs and their weights into the bundle, and returns them rank by rank."""

@@ -186,7 +186,7 @@ class Layer(nn.Module):
         return down_TH
 
     def enter(self, added_TH: Tensor | None, residual_TH: Tensor) -> tuple[Tensor, Tensor]:
-        """(normed, residual): what the block before still has to add is added here; the first has nothing."""
+        """(normed, residual): the rest of the block before is added here; the first has nothing."""
         if added_TH is None:
             return self.attn_norm(residual_TH), residual_TH
         return self.attn_norm.added(added_TH, residual_TH)

@@ -29,7 +29,7 @@ class Checkpoint:
 
     reader: Reader
     config: TeacherConfig
-    # Our weight names, in the order of the forward pass, and what makes each.
+    # Our weight names, in the order of the forward pass, and the tensors that make each.
     parts: Mapping[str, Parts]
 
     @classmethod

@@ -161,7 +161,7 @@ class Decoder(nn.Module):
         caches: list[Tensor],
         rows_R: Tensor | None,
     ) -> StepOutput:
-        """`step` over caches [C, K*D]. What all layers share is cut and joined once, outside of them."""
+        """`step` over caches [C, K*D]. Tensors that all layers share are cut and joined once, outside of them."""
         placement = place_rows(visible_TT, committed_1, accepted_1, path_P.shape[0], caches[0].shape[0])
         moved_E = moved_rows(branch_L2BKD.index_select(2, path_P))
         out = self._placed(tokens_T, committed_1 + depths_T, placement, moved_E, caches, rows_R)
@@ -274,7 +274,7 @@ class Decoder(nn.Module):
         return StepOutput(logits_RV, logits_RV.argmax(-1), features, written)
 
     def _border(self, number: int, added_TH: Tensor | None, residual_TH: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The values that pass from block ``number - 1`` to ``number``, marked for who cuts the trace there."""
+        """The values that pass from block ``number - 1`` to ``number``, marked for the cut of the trace there."""
         if not self.borders:
             return added_TH, residual_TH
         mark = torch.ops.draftwood.border

@@ -1,4 +1,5 @@
-"""The families that are a Llama but for a few answers: where a bias is, what a window sees, which MLP is a mixture.
+"""The families that are a Llama but for a few answers: the place of a bias, the reach of a window, the MLPs that are
+mixtures.
 
 A window is honoured by serving texts that fit into it.
 """

@@ -19,7 +19,7 @@ from draftwood.compiler.teachers.rope import rope_tables
 
 
 class Family(ABC):
-    """Teachers of one architecture: how their config.json reads, which tensors they publish, what they compute."""
+    """Teachers of one architecture: the reading of their config.json, their published tensors, and their function."""
 
     # The name in TeacherConfig.family and in a bundle's manifest.
     name: ClassVar[str]

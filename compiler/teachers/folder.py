@@ -1,4 +1,4 @@
-"""A teacher in a Hugging Face folder of safetensors: what it must hold, and its tensors one at a time.
+"""A teacher in a Hugging Face folder of safetensors: its required files, and its tensors one at a time.
 
 Opening looks at headers alone, so a checkpoint larger than memory can be checked.
 """

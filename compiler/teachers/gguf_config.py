@@ -62,7 +62,7 @@ _EXPERT = {
 _ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _INSIDE = re.compile(r"model\.layers\.(\d+)\.(.+?)(?:\.experts\.(\d+)\.(\w+))?")
 ROPE_FACTORS = "rope_freqs.weight"
-# Llama 3's rope; its factor is what long wavelengths are stretched by, and the only one of the four that varies.
+# Llama 3's rope. Its factor stretches long wavelengths, and is the only one of the four that varies.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 # Largest relative difference of a file's float32 factors from its rope's.
 _ROPE_ERROR = 1e-5
@@ -107,7 +107,7 @@ def description(header: Header, rope_factors: torch.Tensor | None) -> dict[str, 
     keys = _Keys(fields, architecture)
     keys.refuse_unsupported()
     experts, layers = keys.whole("expert_count", 0), keys.whole("block_count")
-    # Names are made by these numbers, so the file must have what they promise.
+    # Names are made by these numbers, so the file must have as many.
     if layers > len(header.tensors):
         keys.fail("block_count", f"at most as many as there are tensors, {len(header.tensors)}")
     stacks = [stored.shape[0] for name, stored in header.tensors.items() if name.endswith("_exps.weight")]

@@ -2,7 +2,8 @@
 
 A file names one of llama.cpp's pre-tokenizers and does not define it. The definitions here are those of the supported
 families in llama.cpp's src/llama-vocab.cpp (commit 0c1e570, the switch over type_pre and the names before it). Both
-kinds of vocabulary become what transformers 5.23 makes of the same file, except for three things that it leaves out:
+kinds of vocabulary become the tokenizer that transformers 5.23 makes of the same file, except for three things that it
+leaves out:
 
 * digits stand alone with smollm and its like: `\\p{N}`, then GPT-2's expression (llama.cpp's form; the tokenizer.json
   that SmolLM2's publisher ships was not at hand);

@@ -122,7 +122,7 @@ def _rotated_share(fields: Fields) -> tuple[float, Fields]:
 def _in_halves(tensors: Sequence[Tensor], head_dim: int, rotary_dim: int) -> Tensor:
     """q, k and v below each other. Pairs of neighbours in q and k go to the same place of the two halves of a head.
 
-    Queries and keys are reordered alike, so their products stay what they are.
+    Queries and keys are reordered alike, so their products do not change.
     """
     first, second = torch.arange(0, rotary_dim, 2), torch.arange(1, rotary_dim, 2)
     still = torch.arange(rotary_dim, head_dim).chunk(2) if rotary_dim < head_dim else (first[:0], first[:0])

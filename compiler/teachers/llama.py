@@ -16,7 +16,7 @@ from draftwood.compiler.teachers.rope_fields import reach, read_rope
 
 
 class Llama(Family):
-    """``LlamaForCausalLM``, and what its relatives share with it."""
+    """``LlamaForCausalLM``, and the parts that its relatives share with it."""
 
     name = "llama"
     architecture = "LlamaForCausalLM"
@@ -26,7 +26,7 @@ class Llama(Family):
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention",)
     # Base of the rotary frequencies where config.json names none.
     default_theta: ClassVar[float] = 10_000.0
-    # What the family's own configuration class fills in when config.json leaves the field out; null stays null.
+    # The defaults of the family's own configuration class for fields that config.json leaves out; null stays null.
     defaults: ClassVar[Mapping[str, object]] = {"bos_token_id": 1, "eos_token_id": 2}
 
     def values(self, fields: Fields) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The precisions that a teacher can be built in for a CPU, and what each keeps and rounds."""
+"""The precisions that a teacher can be built in for a CPU, and the weights that each keeps and rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights of a teacher with quantised linear layers: which layers these are, and what makes each."""
+"""The weights of a teacher with quantised linear layers: which layers these are, and the tensors that make each."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Reader(Protocol):
 
     @property
     def parts(self) -> Mapping[str, Parts]:
-        """Our weight names, in the order of the forward pass, and what makes each."""
+        """Our weight names, in the order of the forward pass, and the tensors that make each."""
 
     @property
     def entries(self) -> Mapping[str, Entry]:

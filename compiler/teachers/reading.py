@@ -1,4 +1,5 @@
-"""config.json by the names of transformers: what most families spell alike, and what changes the function."""
+"""config.json by the names of transformers: the fields that most families spell alike, and those that change the
+function."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from draftwood.errors import BundleError, CheckpointError
 _ALL = (LLAMA, Qwen2(), Qwen3(), Qwen3Moe(), Mistral(), Mixtral(), Glm4(), Pangu())
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 
-# Families that people ask for, and what of them has no form here.
+# Families that people ask for, and the parts of them that have no form here.
 _GEMMA = "its norms, embedding and windows by layer have no form here"
 _BEYOND = {
     "GptOssForCausalLM": "its attention has sinks and windows by layer, its experts biases and a clamp",

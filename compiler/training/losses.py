@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 # Rows whose logits are held at a time: on a CPU they should stay in its cache.
 _CHUNK = {"cpu": 128, "cuda": 8192}
-# The scale s of the error in a score softmax(z / s), about what measurements find best (docs/sampling.md).
+# The scale s of the error in a score softmax(z / s), about the best one measured (docs/sampling.md).
 SHARPNESS = 0.8
 
 
@@ -75,7 +75,7 @@ class Distribution:
 class Drawn:
     """The teacher's draws at a temperature, with noise that the drafter shares; its distribution if it is greedy.
 
-    Each row has noise of its own, new at every look: what is learnt is the order under any noise (docs/sampling.md).
+    Each row has its own noise, new at every look: the order under any noise is learnt (docs/sampling.md).
     """
 
     distribution: Distribution

@@ -36,7 +36,7 @@ LevelNoise = Callable[[int, slice], Tensor]
 class Student(nn.Module):
     """A drafter that learns from a frozen teacher.
 
-    What it shares with the teacher is held in the type of matrix products, and frozen.
+    Tensors that it shares with the teacher are held in the type of matrix products, and frozen.
     """
 
     # In a step the cross-entropy looks at the ids of its texts and so many others; None for the whole vocabulary.
@@ -66,7 +66,8 @@ class Student(nn.Module):
         raise NotImplementedError
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on from a trained drafter's values, as ``Kind.trained`` reads them; what it lacks stays as it began."""
+        """Goes on from a trained drafter's values, as ``Kind.trained`` reads them; tensors that it lacks stay as they
+        began."""
         for name, parameter in self.named_parameters():
             if name in tensors and tensors[name].shape == parameter.shape:
                 parameter.data.copy_(tensors[name])

@@ -50,7 +50,7 @@ class CachedCheckpoint(Generic[Config]):
         return list(self.parts)
 
     def keys(self, name: str) -> tuple[str, ...]:
-        """The file's keys of what makes a weight."""
+        """The file's keys of the tensors that make a weight."""
         return tuple(key for key, _ in self.parts[name])
 
     def stored(self, key: str) -> Tensor:
@@ -125,7 +125,7 @@ def end_parts(config: CachedConfig, vocabulary: Vocabulary, before: str = "") ->
 def fitting_checkpoint(
     config_file: Path, config: Config, teacher: Checkpoint, parts: Parts, stored: Stored, vocabulary: Vocabulary
 ) -> CachedCheckpoint[Config]:
-    """The checkpoint, if its files hold what is expected of it; CheckpointError otherwise."""
+    """The checkpoint, if its files hold all that is expected; CheckpointError otherwise."""
     dtype = _dtype_of(stored.where, stored.entries, parts)
     ids = teacher_ids(stored.where, stored.entries, stored.read, vocabulary)
     return CachedCheckpoint((config_file, *stored.files), config, dtype, ids, teacher, parts, stored.read)

@@ -27,8 +27,7 @@ class CachedConfig:
     block: TeacherConfig
     # Width of one teacher state.
     target_hidden: int
-    # The teacher states that fc reads, as the layers they enter, ascending; what leaves the last layer
-    # "enters" layer L.
+    # The teacher states that fc reads, as the layers they enter, ascending; the last layer's output "enters" layer L.
     aux_layers: tuple[int, ...]
     # Tokens it can propose; a map to the teacher's ids goes with fewer than the teacher has.
     draft_vocabulary: int
@@ -62,7 +61,7 @@ def read_block(
 ) -> TeacherConfig:
     """The drafter's blocks from the fields that a Llama's configuration has, checked against the teacher.
 
-    ``model_types`` is what the kind of drafter calls such blocks; its window is read by ``read_window``.
+    ``model_types`` are the names of such blocks for this kind of drafter; its window is read by ``read_window``.
 
     Raises:
         CheckpointError: a field is missing or unsupported, or belongs to a drafter of another teacher.

@@ -222,7 +222,8 @@ class CachedNetwork(nn.Module):
     def best(self, normed_RH: Tensor, teacher: TeacherEnds, k: int, noise_RU: Tensor) -> tuple[Tensor, Tensor]:
         """The k best tokens of every row, best first: the teacher's ids int64 [R, k], log-probabilities [R, k].
 
-        ``noise`` [R, U] or [1, U] is what drafter and teacher share, times the temperature: 0 for greedy text.
+        ``noise`` [R, U] or [1, U] is the noise that drafter and teacher share, times the temperature: 0 for greedy
+        text.
         """
         return self.chosen(self.perturbed(self.logits(normed_RH, teacher), noise_RU), k)
 

@@ -54,7 +54,7 @@ class CachedStep(nn.Module):
 class ExtendStep(CachedStep):
     """Writes P rows into the caches and drafts nothing; out come the last row's hidden states, then the caches.
 
-    Nobody needs the hidden states, but a device writes a cache in place only if something reads what was written.
+    Nobody needs the hidden states, but a device writes a cache in place only if something reads the written value.
     """
 
     def forward(self, tokens, features, committed, accepted, *caches):  # type: ignore[no-untyped-def]
@@ -136,7 +136,8 @@ def _at(name: str, slots: int) -> str:
 def _cached_step(
     module: CachedStep, name: str, kind: GraphKind, outputs: list[TensorSignature], new_rows: NewRows, levels: int = 0
 ) -> Step:
-    """The step of a module, its signature made of what all steps with caches take; one that drafts has levels."""
+    """The step of a module. Its signature is made of the inputs that all steps with caches take; one that drafts has
+    levels."""
     config, (rows, slots, dtype) = module.drafter.config, new_rows
     block, count = config.block, rows or "N"
     inputs = [

@@ -115,7 +115,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm Llama block; ``width`` is what its attention reads, if that is not the hidden size."""
+    """A pre-norm Llama block; ``width`` is the width of its attention's input, if that is not the hidden size."""
 
     def __init__(self, sizes: Sizes, width: int | None = None) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ def speculators(
     opened: CachedCheckpoint[Block], teacher: Checkpoint, own: dict[str, Any],
     parts_of: Callable[[Block, Vocabulary], Parts], verifier: str,
 ) -> Folder:  # fmt: skip
-    """As speculators writes DFlash and what is built on it, which adds fields of its ``own``, and parts."""
+    """The layout in which speculators writes DFlash and drafters built on it, which add ``own`` fields and parts."""
     config = opened.config
     fields = own | {
         "speculators_version": SPECULATORS_VERSION,

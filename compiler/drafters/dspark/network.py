@@ -121,7 +121,7 @@ class DSpark(DFlash):
         return Nodes(self, levels_DH, logits_DU, 0, *run)
 
     def run(self, tokens_E: Tensor, level_1H: Tensor, state_ER: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The heads on nodes of one depth: what makes the bias [E, R], the state [E, R], the confidence [E, 1]."""
+        """The heads on nodes of one depth: the latent of the bias [E, R], the state [E, R], the confidence [E, 1]."""
         level_EH = level_1H.expand(tokens_E.shape[0], -1)
         token_ER, latent_ER, state_ER = self.markov_head(tokens_E, level_EH, state_ER)
         return latent_ER, state_ER, self._confidence(token_ER, level_EH)

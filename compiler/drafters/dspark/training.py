@@ -165,7 +165,7 @@ class DSparkStudent(Student):
         return self.norm(x_BCIH[batch.there_BC])
 
     def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy with the teacher's distribution, and that of the confidence with what would be accepted."""
+        """Cross-entropy with the teacher's distribution, and that of the confidence with the acceptance."""
         nodes_NIH, logit_NI = features_NIH[..., :-1], features_NIH[..., -1].float()
         loss, nats_I = self.distribution_loss(batch, nodes_NIH, weight_NI)
         order_N, order_I = (torch.arange(size, device=weight_NI.device) for size in weight_NI.shape)

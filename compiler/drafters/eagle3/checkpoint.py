@@ -1,4 +1,4 @@
-"""EAGLE-3 drafters as people publish them, checked against a teacher; ``layouts`` lists who writes them and how."""
+"""EAGLE-3 drafters as people publish them, checked against a teacher; ``layouts`` lists the writers and their forms."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _qk_norm(inner: Fields, writer: Writer, stored: Collection[str], spelling: S
 
 
 def _check_shared(fields: Fields, inner: Fields, config: Eagle3Config, teacher: TeacherConfig) -> None:
-    """Raises where the teacher's matrices would not fit, or config.json ties what is not tied."""
+    """Raises if the teacher's matrices would not fit, or if config.json ties matrices that are not tied."""
     for what, absent in (("an embedding", not config.own_embedding), ("an output matrix", config.tied_head)):
         if absent and config.block.hidden != teacher.hidden:
             inner.fail("hidden_size", f"{teacher.hidden} as the teacher has, since the drafter lacks {what} of its own")

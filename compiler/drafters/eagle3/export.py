@@ -31,7 +31,7 @@ from draftwood.compiler.drafters.model import Folder
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 Opened = CachedCheckpoint[Eagle3Config]
-# EAGLE-3, or what is built on it.
+# EAGLE-3, or a drafter that is built on it.
 Network = TypeVar("Network", bound=Eagle3Config)
 # Default tokens a step.
 _USUAL_TOKENS = 5

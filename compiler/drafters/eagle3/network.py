@@ -59,7 +59,7 @@ class Eagle3Layer(DraftLayer):
 
 
 class Hidden(NamedTuple):
-    """A block's output: ``normed`` is what the output matrix reads, ``fed_back`` what the next level reads."""
+    """A block's output: the output matrix reads ``normed``, the next level reads ``fed_back``."""
 
     normed_RH: Tensor
     fed_back_RH: Tensor

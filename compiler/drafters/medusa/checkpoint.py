@@ -196,7 +196,7 @@ def _check_shapes(teacher: TeacherConfig, config: MedusaConfig, keys: Mapping[st
 
 
 def vllm(opened: MedusaCheckpoint, teacher: Checkpoint, verifier: str) -> Folder:
-    """The heads as vLLM reads them; ``verifier`` is what the teacher is called."""
+    """The heads as vLLM reads them; ``verifier`` is the teacher's name."""
     config, vocabulary = opened.config, teacher.config.vocabulary
     fields: dict[str, Any] = {
         "architectures": ["MedusaModel"],

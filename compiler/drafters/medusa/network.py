@@ -79,7 +79,7 @@ class MedusaHeads(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns tokens int64 [I, K] and their log-probabilities [I, K], best first.
 
-        ``noise`` is what drafter and teacher share, times the temperature: 0 for greedy text.
+        ``noise`` is the noise that drafter and teacher share, times the temperature: 0 for greedy text.
         """
         heads = cast(Iterable[Head], self.heads)
         if self.tied:

@@ -43,7 +43,7 @@ _MARKS = ("parallel_drafting", "ptd_token_id", "pard_token")
 
 
 def _levels(fields: Fields) -> int:
-    """How many tokens a pass drafts: ``num_depths``, or what speculators proposes, or what is usual."""
+    """How many tokens a pass drafts: ``num_depths``, or the number that speculators proposes, or the usual one."""
     proposed = fields.get("speculators_config", {})
     methods = proposed.get("proposal_methods") if isinstance(proposed, dict) else None
     first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}

@@ -82,7 +82,7 @@ def GroupedMatmul(
     act_type: Literal[0] = 0,
     tuning_config: list[int] = [0],  # noqa: B006 (a default)
 ) -> Tensor:
-    """Rows x [R, H] in groups along R, a matrix of weight [E, O, H] each; what floats do without is empty."""
+    """Rows x [R, H] in groups along R, a matrix of weight [E, O, H] each; operands that floats do without are empty."""
     for name, value in {"bias": bias, "scale": scale, "offset": offset, "antiquant_scale": antiquant_scale}.items():
         if any(t.numel() for t in (*value, *antiquant_offset)):
             raise Refusal(f"operand {name} has values, which the interpreter does not cover")

@@ -5,8 +5,8 @@ two are left for words in groups of 64 or 128 where GE is asked for deterministi
 
 * up to an eighth of a group of rows: MSD (..._tiling_msd.cpp, op_kernel/..._msd_split_k.h). Each row is cut, group by
   group, in three digits of four bits, as shares of its largest number. Their products with the weights are summed
-  exactly; digits and groups are added up in fp32, always in the same order. So a row has the same bits whatever stands
-  next to it.
+  exactly; digits and groups are added up in fp32, always in the same order. So a row has the same bits next to any
+  others.
 * more rows: CUSTOM (..._tiling_custom.cpp). Weights are rounded to the rows' type and multiplied as others are.
 
 Asked for speed, a third one adds the groups up in any order (MSD-group, ..._tiling_msd_group.cpp). Not said in the
@@ -26,7 +26,7 @@ from draftwood.kernels.int4 import GROUPS, OUTPUTS, matrix, most_rows, whole_num
 
 # T rows, H inputs, X inputs of a group, G groups, O outputs
 
-# What a digit's remainder is multiplied with: twice the largest digit and nearly a half.
+# The factor of a digit's remainder: twice the largest digit and nearly a half.
 _FACTORS = (7.49, 14.98, 14.98)
 _TOGETHER = 1024  # inputs whose groups are worked through one after the other, offsets first
 

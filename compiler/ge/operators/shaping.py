@@ -106,7 +106,7 @@ register("ConcatV2D", ConcatD)
 
 @operator
 def SplitV(x: Tensor, size_splits: list[int], split_dim: int, *, num_split: int) -> list[Tensor]:
-    """One size may be -1: what the others leave."""
+    """One size may be -1: the rest of the others."""
     only("num_split", num_split, len(size_splits))
     if size_splits.count(-1) == 1:
         rest = x.shape[split_dim] - sum(size for size in size_splits if size != -1)

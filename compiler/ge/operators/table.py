@@ -1,8 +1,8 @@
 """The table of GE operators, and how a node's operands and attributes reach an operator's function.
 
 A function is its operator's definition (``REG_OP``) and has its name. The positional parameters are the operands by
-their names; the keyword-only ones are the attributes with the definition's defaults. What it does not take does not
-exist for us and is refused, never ignored. The annotation of an operand says how it is read:
+their names; the keyword-only ones are the attributes with the definition's defaults. Anything else does not exist for
+us and is refused, never ignored. The annotation of an operand says how it is read:
 
     Tensor, Tensor | None       a value; optional
     list[Tensor]                a dynamic operand: name0, name1, ...
