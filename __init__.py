@@ -34,7 +34,7 @@ __all__ = ["BuildRequest", "Opening", "__version__", "build", "open", "plan"]
 # Here, since everything of Draftwood that imports torch imports this package first.
 shield_torch()
 
-# What each function needs is imported when it is called: whoever runs a bundle needs neither compiler nor torch.
+# Each function imports its needs when it is called: a program that runs a bundle needs neither compiler nor torch.
 
 
 def build(request: BuildRequest, out: str | Path, progress: Callable[[str], None] | None = None) -> Manifest:
@@ -116,7 +116,7 @@ def open(folder: str | Path, opening: Opening | None = None, **options: Any) -> 
 
 
 def __getattr__(name: str) -> Any:
-    """``BuildRequest`` and ``Opening``, imported by those who ask for them alone."""
+    """``BuildRequest`` and ``Opening``, imported only if they are asked for."""
     if name == "BuildRequest":
         from draftwood.compiler.bundle.request import BuildRequest
 

@@ -15,7 +15,7 @@ from pathlib import Path
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 # Names of chips have no blanks.
 NAME_NPUS = "import torch, torch_npu as _; print(*map(torch.npu.get_device_name, range(torch.npu.device_count())))"
-# What libtorch_npu.so is linked with.
+# The libraries that libtorch_npu.so is linked with.
 CANN_LIBRARIES = ("libhccl.so", "libascendcl.so", "libge_runner.so", "libgraph.so", "libacl_op_compiler.so")
 # 8.1.RC1, 8.5.0, 8.5.0.alpha002, 9.2.0-beta.2. A number of a repair may follow; a build (7.7.0.1.238) is longer.
 _RELEASE = r"(\d+\.\d+\.\w+(?:[.-](?:alpha|beta)[\w.]*)?)(?:\.\d+)?"
@@ -105,7 +105,7 @@ def hide_torch_npu() -> None:
     """Makes torch_npu look absent if CANN is absent; to be called before transformers is imported."""
     shield_torch()
     if torch_npu_installed() and not cann_available():
-        # None is what the import system takes for "no such module".
+        # The import system takes None for "no such module".
         sys.modules.setdefault("torch_npu", None)  # type: ignore[arg-type]
 
 

@@ -40,7 +40,7 @@ class TreeError(UserError):
 
 
 class CheckpointError(UserError):
-    """A teacher or drafter checkpoint that does not fit what the compiler supports."""
+    """A teacher or drafter checkpoint that does not fit the compiler."""
 
 
 class BundleError(UserError):
@@ -52,7 +52,7 @@ class LoweringError(UserError):
 
 
 class RequestError(UserError):
-    """A prompt, flag or setting outside what the bundle can do."""
+    """A prompt, flag or setting that the bundle cannot serve."""
 
 
 class BusyError(RequestError):

@@ -1,6 +1,6 @@
 """Files: somebody else's are read if they are regular, up to a size, without a wait; our own are written whole.
 
-Errors are OSError, whose ``strerror`` says what the file is, so that a caller names its own family in one place.
+Errors are OSError, whose ``strerror`` says the nature of the file, so that a caller names its own family in one place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from io import BufferedReader
 from pathlib import Path
 
-# Of what is read whole: JSON, text, statistics. Weights are mapped or streamed and have no limit.
+# Of files that are read whole: JSON, text, statistics. Weights are mapped or streamed and have no limit.
 MOST_BYTES = 1 << 30
 _PART_BYTES = 1 << 20
 
@@ -111,7 +111,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def cache_home() -> Path:
-    """Where this user's programs keep what they can make again; OSError without a home."""
+    """The place of files that this user's programs can make again; OSError without a home."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return Path(named) if named.startswith("/") else Path.home() / ".cache"

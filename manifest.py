@@ -1,4 +1,4 @@
-"""The bundle's manifest: what the compiler writes and every runtime reads.
+"""The bundle's manifest: the compiler writes it and every runtime reads it.
 
 One JSON file, ``manifest.json``, at the top of the bundle. Readers refuse unknown fields and versions, so a
 bundle is either understood in full or not opened. All paths are relative to the bundle, with ``/``.
@@ -26,7 +26,7 @@ MOST_CORPUS_BYTES = 1 << 20
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20
 
-# What msgspec raises for bytes that are not what they should be.
+# The errors that msgspec raises for bytes of another form.
 DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -55,7 +55,7 @@ GraphKind = Literal[
 # Texts of one launch at most: a graph holds an attention of each.
 MOST_TEXTS = 32
 
-# What a step of the teacher gives of its rows; one of several texts, of the rows of all together.
+# The outputs of a teacher's step for its rows; of a step of several texts, for the rows of all together.
 TEACHER_RESULTS = ("logits", "choice", "features")
 
 # Slots of a block of the caches that a graph of kind ``bitwise`` reads and writes.
@@ -157,14 +157,15 @@ class Teacher(_Struct, frozen=True):
     digest: Digest
     bos: Count | None
     eos: tuple[Count, ...]
-    # The compiler's TeacherConfig, field by field: what the eager reference is rebuilt from.
+    # The compiler's TeacherConfig, field by field: the eager reference is rebuilt from it.
     config: dict[str, Any]
 
 
 class Drafter(_Struct, frozen=True):
     """A drafter proposes tokens: ``levels`` positions ahead, ``candidates`` ranked tokens at each."""
 
-    # The compiler's name of it; what a runtime needs to know of a kind stands in the fields below and by the graphs.
+    # The compiler's name of it. The fields below and those next to the graphs say what a runtime needs to know of a
+    # kind.
     kind: Name
     digest: Digest
     levels: Size
@@ -175,7 +176,7 @@ class Drafter(_Struct, frozen=True):
     layers: Count
     kv_heads: Count
     head_dim: Count
-    # The compiler's description of its network, field by field: what the eager reference is rebuilt from.
+    # The compiler's description of its network, field by field: the eager reference is rebuilt from it.
     config: dict[str, Any]
 
 
@@ -197,8 +198,8 @@ class GraphSet(_Struct, frozen=True):
 
     All ranks of a target have the same graphs; a rank's weights alone say which part of the model it computes.
 
-    ``onnx`` is what onnxruntime runs. ``ge`` is for an Ascend NPU: one ``.air`` file a graph, next to its text, and
-    ``atc.sh``. Graphs of one name are siblings in all sets; a decode graph of ``ge`` may have more rows than one.
+    onnxruntime runs ``onnx``. ``ge`` is for an Ascend NPU: one ``.air`` file a graph, next to its text, and ``atc.sh``.
+    Graphs of one name are siblings in all sets; a decode graph of ``ge`` may have more rows than one.
     """
 
     target: Name
@@ -235,12 +236,12 @@ class Manifest(_Struct, frozen=True):
     gears: tuple[Gear, ...]
     # One of each target and rank.
     graph_sets: tuple[GraphSet, ...]
-    # True if tokenizer/ holds what turns text into ids.
+    # True if tokenizer/ holds a tokenizer of text.
     tokenizer: bool
     # Versions of the packages that built the bundle.
     provenance: dict[str, str]
     files: dict[BundlePath, File]
-    # Of a bundle that was built from a plan: what the runtime's policy knows beforehand.
+    # Of a bundle that was built from a plan: the knowledge that the runtime's policy begins with.
     planning: Planning | None = None
 
     @property
@@ -304,7 +305,7 @@ def texts_name(texts: int, rows: int, slots: int) -> str:
 
 
 def texts_accept_name(draws: str, texts: int, rows: int) -> str:
-    """Name of the graph that accepts of what such a graph has verified, ``draws`` being greedy or sampled."""
+    """Name of the graph that accepts rows which such a graph has verified, ``draws`` being greedy or sampled."""
     return f"accept-{draws}-b{texts}-t{rows}"
 
 

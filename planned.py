@@ -1,4 +1,5 @@
-"""Gears, priors and step times: what the planner finds, a bundle's manifest holds, and the runtime's policy reads.
+"""Gears, priors and step times: the planner finds them, a bundle's manifest holds them, and the runtime's policy reads
+them.
 
 One set of types from the plan file to the choice of a step; all times are in microseconds. Everything is of one
 drafter: the counts of its candidates, by sampling class, and the time of a step of each gear.
@@ -16,7 +17,7 @@ import msgspec
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
-# What a gear names in place of a draft graph where its tree is looked up in the text so far.
+# A gear's name for looking its tree up in the text so far, instead of a draft graph's name.
 LOOKUP = "lookup"
 # A step that takes longer is none.
 MOST_STEP_US = 1e9

@@ -1,4 +1,4 @@
-"""Memory for the caches of texts: a budget, who is admitted, and the caches of ended texts, which are kept.
+"""Memory for the caches of texts: a budget, the admission of texts, and the kept caches of ended ones.
 
 A text is admitted with all that it can come to need, so none is ever put out again. The rest of the budget keeps ended
 texts; the least recently used goes first. A prompt that begins like one of them starts after the shared part. A prompt
@@ -23,7 +23,7 @@ from draftwood.runtime.speculation.sequence import SequenceState
 
 # Tokens below which a shared beginning is not worth it.
 LEAST_SHARED = 16
-# Tokens of a kept text that its taker may throw away; who would lose more copies what it wants.
+# Tokens of a kept text that its taker may throw away; a taker that would lose more copies its part.
 MOST_LOST = 32
 # By default there is room for so many texts of the whole context, by the texts of a launch.
 TEXTS_A_PLACE = 2
@@ -50,7 +50,7 @@ class _Kept:
 
 
 class Caches:
-    """The caches of one engine; whoever calls holds a lock.
+    """The caches of one engine; callers hold a lock.
 
     Args:
         budget: bytes of all caches; by default for twice as many texts of the whole context as a launch takes, at most
@@ -83,7 +83,7 @@ class Caches:
         return sum(ended.state.bytes for ended in self._kept)
 
     def check(self, wanted: Wanted) -> None:
-        """Raises RequestError if the budget is too small for the text, whoever else is there."""
+        """Raises RequestError if the budget is too small for the text even without others."""
         if (need := self._need(wanted.longest, wanted.slots)) > self.budget:
             raise RequestError(
                 f"caches for {wanted.longest} tokens take {need} bytes; expected at most the budget of {self.budget};"
@@ -119,7 +119,7 @@ class Caches:
         self._evict()
 
     def clear(self) -> None:
-        """Forgets what is kept."""
+        """Forgets the kept texts."""
         self._kept.clear()
 
     def _longest(self, prompt: Sequence[int]) -> tuple[_Kept | None, int]:
@@ -139,7 +139,8 @@ class Caches:
         in_place = length <= cache.placed
         beside = self.running_bytes + need + state.bytes <= self.budget
         lost = len(kept.tokens_n) - length
-        # Who is short of memory, or begins with the text's last tokens, which are not in place yet, takes it.
+        # Two kinds of text take it: one that is short of memory, and one that begins with the text's last tokens, which
+        # are not in place yet.
         if state.slots <= slots and state.bytes <= need and (lost <= MOST_LOST or not beside or not in_place):
             state.rewind(length)
             return state
@@ -149,7 +150,7 @@ class Caches:
         return copied
 
     def _evict(self) -> None:
-        """Keeps what there is room for besides those that run."""
+        """Keeps as many as there is room for besides running texts."""
         while self._kept and self.running_bytes + self.kept_bytes > self.budget:
             del self._kept[0]
 

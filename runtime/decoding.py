@@ -161,7 +161,7 @@ class Decoding:
         # Of every token, if they were asked for.
         self.logprobs: list[TokenLogprobs] = []
         self.result: Result | None = None
-        # What the last step did.
+        # The record of the last step.
         self.last: Outcome | None = None
         if options.stop_strings and bundle.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this bundle has none; stop by token ids instead")
@@ -196,7 +196,8 @@ class Decoding:
     def cancel(self) -> None:
         """Ends the text after the step that runs, if one does; its room is free then. From any thread, at any time.
 
-        Whoever iterates over it gets what is there, and a ``result`` whose ``finish_reason`` is ``cancelled``.
+        An iteration over it then gets the pieces that are there, and a ``result`` whose ``finish_reason`` is
+        ``cancelled``.
         """
         self._finish = self._finish or "cancelled"
         if self._sharing is not None:
@@ -234,7 +235,7 @@ class Decoding:
 
     @property
     def finished(self) -> bool:
-        """Whether the text has ended; ``end`` then gives what was held back."""
+        """Whether the text has ended; ``end`` then gives the pieces held back."""
         return self._finish is not None
 
     def start(self) -> str:
@@ -252,7 +253,7 @@ class Decoding:
         return Wanted(self.prompt, longest, gear.slots, self.options.sampling)
 
     def read(self) -> Generator[None, None, None]:
-        """Prefill after what the caches hold, a launch every ``next``; the last one gives the first token."""
+        """Prefill after the tokens of the caches, a launch every ``next``; the last one gives the first token."""
         self._began_us, self._prefix = _now_us(), self.state.length
         self._hold()
         if self.state.slots < (slots := self.wanted().slots):
@@ -261,7 +262,7 @@ class Decoding:
         self._started((yield from self.engine.read(self.state, rest_n)))
 
     def _hold(self) -> None:
-        """The state keeps what is asked for, and to what the text is held."""
+        """The state keeps the options, and the grammar that holds the text."""
         self.state.top, self.state.constraint = self.options.logprobs, self._constraint
         self.state.guide, self.state.bias = self._guide(), self.options.wishes.bias()
 

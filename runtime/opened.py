@@ -1,4 +1,4 @@
-"""A bundle that is ready to answer: what ``draftwood.open`` returns."""
+"""A bundle that is ready to answer: the result of ``draftwood.open``."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[int]
 class OpenedBundle:
     """A verified bundle on an engine. A context manager; may be used from several threads at once.
 
-    A text for a prompt, a sampling and a seed is always the same, whatever else runs next to it. Only where the
-    teacher's own decision is closer than rounding, ``adaptive``, which goes by measured time, may come to either token.
+    A text for a prompt, a sampling and a seed is always the same, next to any other texts. Only where the teacher's own
+    decision is closer than rounding, ``adaptive``, which goes by measured time, may come to either token.
 
     Example:
         >>> with draftwood.open("bundle") as model:  # doctest: +SKIP

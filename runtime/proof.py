@@ -1,11 +1,11 @@
-"""The quick proof of a first opening: every gear decodes one step, and it must be what plain decoding says.
+"""The quick proof of a first opening: every gear decodes one step, which must equal plain decoding.
 
 It verifies a tree whose last row's path carries the plain text, with other tokens everywhere else. The tree must be
 accepted along that path and no further, with the logits and caches of plain decoding. The step after it reads the rows
-that the commit moved. So a mask, a position or a write that is wrong shows at once, whatever the drafter proposes. A
-prompt must give the same through every graph that reads prompts. The engine itself shows how far rounding may move
-logits, and the caches layer by layer (`draftwood.runtime.rounding`). In the first layers it moves little, however deep
-a model is. ``draftwood check`` proves more, and says what differs.
+that the commit moved. So a wrong mask, position or write shows at once, whatever the drafter proposes. A prompt must
+give the same through every graph that reads prompts. The engine itself shows how far rounding may move logits, and the
+caches layer by layer (`draftwood.runtime.rounding`). In the first layers it moves little, however deep a model is.
+``draftwood check`` proves more, and names differences.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int, ro
             _return_to(state, len(prompt), root)
             accepted = _accepts(engine, state, gear, fixed[1], text, rounding)
             if accepted:
-                # After the commit: what was moved is read.
+                # After the commit: the moved rows are read.
                 after = _plain_text(engine, state, plain, state.root, 1)
                 _same(engine, gear, after, text.behind(accepted), rounding)
         _return_to(state, len(prompt), root)
@@ -198,7 +198,7 @@ def _accepts(
 def _same(engine: Engine, gear: Gear, got: PlainText, want: PlainText, rounding: Rounding | None) -> bool:
     """Refuses tokens, logits or caches that are not the beginning of the plain text's.
 
-    False if another token was drawn as rounding may have it: what follows is another text.
+    False if another token was drawn as rounding may have it: then another text follows.
     """
     expected = want.tokens[: len(got.tokens)]
     if wrong := _other(got, want, rounding):

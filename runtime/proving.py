@@ -30,7 +30,7 @@ def proved_engine(bundle: Bundle, opening: Opening) -> Engine:
     """The engine that an opening names, after the quick proof where this machine has not seen it pass with these files.
 
     Raises:
-        BundleError: a gear does not give what plain decoding gives, or ends the process that runs it.
+        BundleError: a gear differs from plain decoding, or ends the process that runs it.
         RequestError: no such engine or device.
     """
     kind = engine_kind(opening.engine or default_engine(bundle))

@@ -59,7 +59,7 @@ def measured(engine: Engine, begin: Callable[[], SequenceState], plain: Plain) -
     for _ in range(STEPS):
         want_V, got_V = plain(still), plain(moved)
         logits = max(logits, logits_apart(got_V, want_V))
-        moved.root = still.root  # one text, whatever is drawn
+        moved.root = still.root  # one text, with any draws
     rows = zip(rows_of(moved, length), rows_of(still, length), strict=True)
     apart = [rows_apart(got, want) for got, want in rows]
     least, factor = (max(TOLERANCE, STEP), FACTOR_OF_STEPS) if quantised else (TOLERANCE, FACTOR)

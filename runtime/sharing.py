@@ -1,14 +1,15 @@
-"""Texts that share an engine: who is admitted, whose prompt is read, and whose steps are one launch.
+"""Texts that share an engine: which are admitted, whose prompt is read, and whose steps are one launch.
 
 There is no thread for it. A thread that wants something for its text puts it into a queue. If nobody is at work, it
-does the next launch for all whom that serves. Threads that come meanwhile are served by a later launch.
+does the next launch for all texts that it serves. Threads that come meanwhile are served by a later launch.
 
-* A launch is either one launch of one prompt or a step of as many texts as the engine takes. They take turns, and both
-  queues go by who has waited longest. So a text that asks for a step waits for at most three things: the running
-  launch, one launch of a prompt, and the steps of those who asked before it, as many a launch as there are places.
+* A launch is either one launch of one prompt or a step of as many texts as the engine takes. They take turns. In both
+  queues the longest wait goes first. So a text that asks for a step waits for at most three things: the running launch,
+  one launch of a prompt, and the steps of those who asked before it, as many a launch as there are places.
 * A text is admitted when the budget has room for its caches at its end (`draftwood.runtime.caches`). Those who wait for
-  room are admitted in the order of asking. Who comes when as many as may wait do is refused at once.
-* Who is not iterated over does not wait for a launch: a slow reader delays nobody. His caches count until he ends.
+  room are admitted in the order of asking. If as many wait as may, a further text is refused at once.
+* A text that nobody iterates over does not wait for a launch: a slow reader delays nobody. His caches count until he
+  ends.
 * A text that ends, fails or is cancelled frees its room when its launch has ended, or at once if it is in none.
 """
 
@@ -31,14 +32,15 @@ from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Outcome
 
 # Seconds that a launch of steps waits at most for the texts of the last one, whose threads are on their way back.
-# Without it one thread would always be first, and alone. Who comes later is waited for no more until he is there again.
+# Without it one thread would always be first, and alone. A text that comes later is not waited for until it is there
+# again.
 LINGER = 0.004
 
 
 class Stepping(Protocol):
-    """A text that takes steps: what a launch asks of it."""
+    """A text that takes steps, as a launch sees it."""
 
-    # Its caches and what it has.
+    # Its caches and tokens.
     state: SequenceState
 
     @property
@@ -106,7 +108,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Queues:
-    """Who waits, the longest wait first."""
+    """The waiting texts, the longest wait first."""
 
     admission: deque[Text] = field(default_factory=deque)
     prompts: deque[_Ticket] = field(default_factory=deque)
@@ -220,7 +222,7 @@ class Sharing:
                 pass
 
     def close(self) -> None:
-        """Cancels the texts that wait for room, and forgets what is kept."""
+        """Cancels the texts that wait for room, and forgets the kept ones."""
         with self._held():
             waiting = list(self._queues.admission)
             self._caches.clear()
@@ -229,7 +231,7 @@ class Sharing:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """The lock; who was given up meanwhile leaves."""
+        """The lock; a text that was given up meanwhile leaves."""
         with self._lock:
             try:
                 yield
@@ -263,7 +265,7 @@ class Sharing:
                 self._pass_on()
 
     def _served(self, text: Text, reading: Generator[None, None, None] | None = None) -> _Ticket | None:
-        """Waits for a launch with the text, and does what launches are to be done until then."""
+        """Waits for a launch with the text, and does the launches that are due until then."""
         with self._held():
             place = self._places.get(text)
             if place is None or place.cancelled:
@@ -370,7 +372,7 @@ class Sharing:
             self._expected.add(text)
 
     def _leave(self, text: Text, forget: bool = False) -> None:
-        """The text is here no more; who waits for its room may have it."""
+        """The text is gone; a text that waits for its room may have it."""
         place = self._places.pop(text)
         place.wake.notify()
         self._expected.discard(text)
@@ -382,7 +384,7 @@ class Sharing:
         self._admit()
 
     def _admit(self) -> None:
-        """Admits those who wait for room, in their order, as long as there is some."""
+        """Admits waiting texts in their order, as long as there is room."""
         while waiting := self._queues.admission:
             state = self._caches.admit(waiting[0].wanted())
             if state is None:
@@ -392,6 +394,6 @@ class Sharing:
             place.wake.notify()
 
     def _pass_on(self) -> None:
-        """Wakes one who waits, to do the next launch."""
+        """Wakes a waiting thread, to do the next launch."""
         if not self._at_work and (waiting := self._queues.steps or self._queues.prompts):
             waiting[0].wake.notify()

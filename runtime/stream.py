@@ -1,6 +1,6 @@
 """Text that streams: a stream releases only text that no later token can change.
 
-What was shown is therefore never taken back, no UTF-8 character is split, and no stop string begins to show.
+So shown text is never taken back, no UTF-8 character is split, and no stop string begins to show.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Stream:
     ) -> None:
         """``shown`` are special tokens that stand in the text by their spelling; others leave nothing in it.
 
-        ``shows_stop``: the text ends after the stop string and not before it. What the ``least`` first tokens give
+        ``shows_stop``: the text ends after the stop string and not before it. The text of the ``least`` first tokens
         ends no text.
 
         Raises RequestError if ``stop_strings`` is a bare string or holds an empty one.
@@ -52,7 +52,7 @@ class Stream:
 
     @property
     def stopped(self) -> bool:
-        """True once a stop string was found; what follows is dropped."""
+        """True once a stop string was found; the rest is dropped."""
         return self._stopped
 
     @property
@@ -71,13 +71,13 @@ class Stream:
         return "".join(released)
 
     def finish(self) -> str:
-        """Returns what was held back; all that was returned is then ``decode(ids)`` up to the stop string."""
+        """Returns the text held back; all returned text is then ``decode(ids)`` up to the stop string."""
         released = self._release(self._pieces.finish())
         rest, self._held = self._held, ""
         return released + rest
 
     def _piece(self, token_id: int) -> str:
-        if token_id in self._shown:  # it ends what was not final
+        if token_id in self._shown:  # it ends the part that was not final
             return self._pieces.finish() + self._shown[token_id]
         return self._pieces.push(token_id)
 
@@ -130,7 +130,7 @@ class _Bytes(_Pieces):
 
 
 class _Window(_Pieces):
-    """Any other decoder: the new text is what the last few tokens decode to with and without the new ones.
+    """Any other decoder: the new text is the difference of the last few tokens' decoding with and without the new ones.
 
     A released token stays as context. So the special treatment of a decoder's first token (dropping its leading space)
     does not happen again in the middle. A run of byte tokens is decoded as a whole, valid or not at all, so it is final

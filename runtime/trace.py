@@ -102,7 +102,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Trace:
-    """The events of a run in the order of its steps, and what is known of the run as a whole.
+    """The events of a run in the order of its steps, and facts of the run as a whole.
 
     Example:
         >>> trace = Trace({"bundle": "demo"})
@@ -136,7 +136,7 @@ class Trace:
 
     @classmethod
     def read(cls, path: Path) -> Trace:
-        """Reads what ``write`` wrote.
+        """Reads a file of ``write``.
 
         Raises:
             RequestError: not a trace, one of another version, or a broken line; the message has its number.

@@ -1,6 +1,6 @@
 """Step times measured on this machine, kept in the user's cache by machine, bundle, engine and threads.
 
-A bundle stays as it was built, so what is true of one machine alone lies next to it.
+A bundle stays as it was built, so facts of one machine alone lie next to it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from draftwood.runtime.bundle import Bundle
 
 VERSION = 1
 MOST_BYTES = 1 << 20
-# No step of any bundle is quicker; what is, was not measured.
+# No step of any bundle is quicker; a quicker one was not measured.
 LEAST_STEP_US = 1.0
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file: what was measured, and what it is of, for whoever reads it."""
+    """The file: the measurements, and their subject, for its readers."""
 
     version: int
     machine: str

@@ -1,4 +1,4 @@
-"""Which gear each step uses: the policies, what they learn of a step, and what they know beforehand."""
+"""The choice of each step's gear: the policies, what they learn of a step, and what they know beforehand."""
 
 from draftwood.runtime.policy.adaptive import Adaptive, Learned
 from draftwood.runtime.policy.choice import Policies, gears_for, policy_for, widest_gear

@@ -61,7 +61,7 @@ class Learned:
         return self._times[texts]
 
     def may_try(self, lost_us: float) -> bool:
-        """Whether a step that is expected to lose so much may be taken, to learn what it is worth."""
+        """Whether a step that is expected to lose so much may be taken, to learn its worth."""
         return lost_us + self.tried_us <= EXTRA * self.bank.plain_us
 
 
@@ -136,7 +136,7 @@ class Launch:
         if drafting and not self._grows:
             self._took_us = min(us, MOST_CHARGED * expected_us)
         if self._late > FEW * self.texts:
-            # What a late draft takes more is no time of the gear, which would be given up for its first step.
+            # The extra time of a late draft is no time of the gear, which would be given up for its first step.
             self._learned.times(1).caught_up(self._late, us - self._times.mean_us(self._way.costs))
         # A drafter's launch hardly becomes shorter where some texts decode plainly: it tells nothing of their parts.
         elif not self._grows and (len(drafting) in (0, len(lengths)) or all(map(gears.looks_up, drafting))):
@@ -151,7 +151,7 @@ class Adaptive:
         self._gears, self.learned = gears, learned
         self.ease, self.account = Ease(learned.gains(greedy, held)), Account.of_text(max_new_tokens)
         self._slots, self._steps, self._match = 0, 0, 0
-        # What was chosen last: the gear, the text's length, and the launch.
+        # The last choice: the gear, the text's length, and the launch.
         self._chosen: tuple[int, int, Launch] | None = None
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
@@ -183,7 +183,7 @@ class Adaptive:
         return 0 < self._slots < self._gears.gears[gear].slots
 
     def takes(self, option: Option, launch: Launch) -> None:
-        """Takes note of what was chosen for it."""
+        """Takes note of the choice for it."""
         self._chosen = option.gear, option.length, launch
 
     def observe(self, outcome: Outcome) -> None:
@@ -221,7 +221,7 @@ class Adaptive:
 def choose(asking: Sequence[Asking], padded: bool = False) -> list[Gear]:
     """The gear of every text in one launch.
 
-    Texts whose policies share what they learn are chosen for together; another one takes what its own policy says.
+    Texts whose policies share their knowledge are chosen for together; another text follows its own policy.
 
     Args:
         asking: the texts, at most as many as a launch takes; the policy of one at least is `Adaptive`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 # Of all texts of a bundle: as much of plain decoding's time, and so many plain steps of one text. Three unlucky texts
 # may lose the latter before anything was learned.
 EXTRA, CREDIT = 0.02, 16.0
-# Of one text, whatever earlier ones have won: a plain step for so many tokens that it may have, `CREDIT` at most.
+# Of one text, apart from earlier texts' gains: a plain step for so many tokens that it may have, `CREDIT` at most.
 TEXT_EXTRA, TOKENS_A_CREDIT = 0.03, 8
 
 
@@ -25,7 +25,7 @@ class Account:
 
     @classmethod
     def of_all(cls) -> Account:
-        """The account of all texts of a bundle; one text may win what another one loses."""
+        """The account of all texts of a bundle; one text may win the time that another one loses."""
         return cls(EXTRA, CREDIT)
 
     @classmethod

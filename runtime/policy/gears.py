@@ -22,7 +22,7 @@ class Fit(NamedTuple):
 
 
 class Gears:
-    """Immutable; made once for a bundle. ``shape[g]`` numbers what gear g drafts, -1 for plain decoding."""
+    """Immutable; made once for a bundle. ``shape[g]`` numbers gear g's trees, -1 for plain decoding."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class Policy(Protocol):
         ``late`` are tokens that the drafter's caches lack, which the next draft has to write. ``match`` is the class of
         the longest end of the text that stands in it once more, for gears that look their tree up there.
 
-        Asking twice gives the same answer: only ``observe`` changes what a policy knows.
+        Asking twice gives the same answer: only ``observe`` changes a policy's knowledge.
         """
 
     def observe(self, outcome: Outcome) -> None:
@@ -48,7 +48,7 @@ class Asking(NamedTuple):
     match: int = 0
 
     def alone(self) -> Gear:
-        """The gear that its policy would choose whatever else there is."""
+        """The gear that its policy would choose on its own."""
         gear = self.policy.choose(self.length, self.late, self.match)
         assert gear is not None, "a text that fills the context has ended"
         return gear

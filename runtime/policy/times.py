@@ -82,7 +82,7 @@ def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 @dataclass(slots=True)
 class Pace:
-    """How many times what was measured steps take at present."""
+    """How many times the measured time steps take at present."""
 
     busy: float = 1.0
 
@@ -123,7 +123,7 @@ class StepTimes:
     def observe(self, gear: int, length: int, us: float) -> None:
         """Enters a step of the gear."""
         recent = self._recent[gear]
-        if len(recent) == 3 and self.aged(gear):  # what was settled is not taken for what it is now
+        if len(recent) == 3 and self.aged(gear):  # a settled factor is not the present one
             recent.clear()
             self._count[gear] = 0
         self._steps += 1
@@ -131,7 +131,7 @@ class StepTimes:
         self._count[gear] += 1
         seen = sorted(ratio for _, ratio in recent)
         ratio = seen[(len(seen) - 1) // 2] / (self._own[gear] * self._pace.busy)
-        if not self.table.absolute and self._steps == len(recent):  # guesses are in units of what has run alone so far
+        if not self.table.absolute and self._steps == len(recent):  # guesses are in units of the only gear so far
             self._pace.busy *= ratio
         elif 1 < self._count[gear] <= SETTLED:  # a first step may have opened the graph
             self._own[gear] *= ratio ** (1 / (self._count[gear] - 1))

@@ -1,1 +1,1 @@
-"""One step of speculative decoding, and what a text has of its own: caches, drafts, draws."""
+"""One step of speculative decoding, and the parts of a text: caches, drafts, draws."""

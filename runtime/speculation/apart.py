@@ -1,7 +1,7 @@
 """Texts held to grammars of strangers; each grammar has its own process.
 
-`draftwood.runtime.speculation.keeper` is the program, and says what holds those processes. Draws and drafts ask them
-over a socket; a draft's step asks two or three times, a draw once or twice.
+`draftwood.runtime.speculation.keeper` is the program, and describes the limits of those processes. Draws and drafts ask
+them over a socket; a draft's step asks two or three times, a draw once or twice.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ApartGrammars:
         if self._control is None:
             self._control, theirs = socket.socketpair()
             with theirs:
-                # A session of its own: an interrupt at the terminal is for whoever asks.
+                # A session of its own: an interrupt at the terminal is for the asking process.
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", keeper.__name__, str(theirs.fileno())],
                     stdin=subprocess.PIPE,
@@ -85,7 +85,7 @@ class ApartGrammars:
                     stderr=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
-                    env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # what is to be forked has one thread
+                    env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # the process to be forked has one thread
                 )
             tokenizer, vocabulary, ends = self._given
             threading.Thread(
@@ -114,9 +114,9 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
 
 
 class ApartGrammar:
-    """One text's grammar (`draftwood.runtime.speculation.constraint.Constraint`), and what guides its drafts.
+    """One text's grammar (`draftwood.runtime.speculation.constraint.Constraint`), and the guide of its drafts.
 
-    ``close`` ends its process, from any thread; whoever waits for an answer gets a RequestError.
+    ``close`` ends its process, from any thread; a thread that waits for an answer gets a RequestError.
     """
 
     def __init__(self, talk: socket.socket, life: socket.socket, vocabulary: int) -> None:
@@ -176,7 +176,7 @@ class ApartGrammar:
         return result
 
     def _why(self, name: str) -> str:
-        """For what the process has ended."""
+        """The reason for which the process has ended."""
         number = 0
         with contextlib.suppress(OSError, ValueError):
             self._life.shutdown(socket.SHUT_WR)
@@ -193,7 +193,7 @@ class ApartGrammar:
 def _close(talk: socket.socket, life: socket.socket) -> None:
     for end in (talk, life):
         with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)  # wakes who waits for an answer
+            end.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for an answer
         end.close()
 
 

@@ -2,7 +2,7 @@
 
 The restriction comes before temperature, top-k and top-p. A walk through a tree goes only where draws lead, so one
 grammar that follows the draws serves every visited row. A constrained text, too, is the same with and without
-speculation. What a grammar forbids is never drawn, hence never accepted.
+speculation. Tokens that a grammar forbids are never drawn, hence never accepted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from draftwood.runtime.speculation.sampling import Logits, Sampling, draw
 
 
 class Constraint(Protocol):
-    """A grammar's place in one text; positions are absolute. What was taken at a position or after it is taken back
-    by asking for that position again."""
+    """A grammar's place in one text; positions are absolute. Asking for a position again takes back the tokens from
+    there on."""
 
     def allows(self, position: int, token: int) -> bool:
         """Whether a token may stand there."""
@@ -32,7 +32,7 @@ class Constraint(Protocol):
 
 
 class Foreseeing(Constraint, Protocol):
-    """One that can tell of what is forced."""
+    """A constraint that knows forced tokens."""
 
     def forced(self, position: int) -> int | None:
         """The token that the only way on begins with, as the tokenizer spells it; None if there are several."""

@@ -98,7 +98,7 @@ class DraftCache:
         self._drafted = self.waiting, root
 
     def _settle(self, root: int) -> None:
-        """The token after the last waiting one is known: what was drafted after it stays written."""
+        """The token after the last waiting one is known: rows drafted after it stay written."""
         count, assumed = self._drafted
         self._drafted = 0, 0
         if count and self.buffers:
@@ -150,7 +150,7 @@ class DraftCache:
         return other
 
     def reserve(self, slots: int) -> None:
-        """Makes the caches ``slots`` long where they are shorter; what is written stays."""
+        """Makes the caches ``slots`` long if they are shorter; written rows stay."""
         if self.buffers and self.buffers[0].shape[1] < slots:
             self.buffers = grown(self.buffers, slots, self.length, self._zeros)
 

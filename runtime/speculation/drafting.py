@@ -32,7 +32,7 @@ from draftwood.trees.topology import branches
 MOST_WAITING = 256
 
 # A graph that takes any KV length reads all of it. So a drafter's caches are only as long as the text needs: the next
-# power of two, at least this. Whoever allocates anew copies what is written, once for every doubling of the text.
+# power of two, at least this. A new allocation copies the written rows, once for every doubling of the text.
 LEAST_SLOTS = 256
 
 # Launches at most by which a draft is made again for a grammar.
@@ -65,10 +65,10 @@ class Drafting:
         # Tokens that may be looked up besides a drafter's.
         looks_up = any(gear.looks_up for gear in bundle.manifest.gears)
         self._ahead = bundle.manifest.dims.path_rows - 1 if looks_up and _may_branch(bundle.manifest) else 0
-        # What is looked up in besides the text.
+        # Another text in which drafts are looked up, besides the text itself.
         self.corpus = TextIndex.corpus_of(bundle.corpus) if looks_up and bundle.corpus else None
         self.noise = SharedNoise(bundle)
-        # What greedy text has in its place, by shape: it lies where the graphs run, and is never sent.
+        # Greedy text's zeros in its place, by shape: they lie where the graphs run, and are never sent.
         self._silence: dict[tuple[int, int], Buffer] = {}
 
     def most_texts(self, name: str) -> int:
@@ -169,7 +169,7 @@ class Drafting:
         return self._given(graph, self._vacant, place)
 
     def _drafted(self, state: SequenceState, gear: Gear, outputs: dict[str, NDArray]) -> Draft:
-        """The tree of what a graph gave for a text, whose caches now hold its rows."""
+        """The tree of a graph's outputs for a text, whose caches now hold its rows."""
         assert state.draft is not None, "it has drafted"
         draft = self.tree(gear, state.root, outputs)
         if state.guide is not None and draft.candidates_IK is None:
@@ -182,7 +182,8 @@ class Drafting:
     def _again(self, state: SequenceState, gear: Gear, draft: Draft, guide: Guiding) -> Draft:
         """A draft whose nodes depend on those above them, made anew while that brings it nearer to the grammar.
 
-        A launch settles one level more of its best path: what is allowed there is known once the level above is right.
+        A launch settles one level more of its best path: the allowed tokens there are known once the level above is
+        right.
         """
         graph, before = self.graph(gear.draft or "", state.slots), list[NDArray[np.bool_]]()
         for _ in range(MOST_AGAIN):
@@ -200,7 +201,7 @@ class Drafting:
         return self._silence[shape]
 
     def _looked_up(self, state: SequenceState, gear: Gear) -> Draft:
-        """A tree of what followed the same tokens earlier in the text."""
+        """A tree of the tokens that followed the same tokens earlier in the text."""
         topology, tree = self.bundle.trees[gear.tree]
         if gear.tree not in self._levels:
             self._levels[gear.tree] = levels(topology)
@@ -211,7 +212,7 @@ class Drafting:
 
     @contextmanager
     def given(self, noise: SharedNoise) -> Iterator[None]:
-        """In the body, drafts get this noise instead of the teacher's; texts stay what they are."""
+        """In the body, drafts get this noise instead of the teacher's; texts do not change."""
         shared, self.noise = self.noise, noise
         try:
             yield
@@ -266,7 +267,7 @@ class Drafting:
         length: int,
         place: int = 0,
     ) -> dict[str, NDArray]:
-        """The graph's small inputs; what stands in rows after the n given ones does not matter.
+        """The graph's small inputs; the content of rows after the n given ones does not matter.
 
         Without ``features``, which the device has already, all but they.
         """
@@ -301,7 +302,7 @@ class Drafting:
         return Draft(np.concatenate(([root], outputs["drafted"])), scores.copy(), tree)
 
     def _chosen(self, gear: Gear, outputs: dict[str, NDArray]) -> TreeBuffers:
-        """The tree of the drafter's choice. What is no tree would let rows see what is not their text."""
+        """The tree of the drafter's choice. Without a tree, a row could see rows that are not on its path."""
         depth = next(tree.depth for tree in self.bundle.manifest.trees if tree.name == gear.tree)
         tree = _buffers(outputs if "paths" in outputs else outputs | _climbed(outputs["parents"], depth))
         if not is_tree(tree):
@@ -335,14 +336,15 @@ def _same(one: Sequence[NDArray[np.bool_]], other: Sequence[NDArray[np.bool_]]) 
 
 
 def _guided(guide: Guiding | None, draft: Draft) -> Draft:
-    """A draft of what a grammar allows. A level's candidates then differ from path to path, so that none are given."""
+    """A draft of tokens that a grammar allows. A level's candidates then differ from path to path, so that none are
+    given."""
     if guide is None:
         return draft
     return draft._replace(tokens_T=guide.filled(draft.tree, draft.tokens_T, draft.candidates_IK), candidates_IK=None)
 
 
 def _climbed(parents_T: NDArray[np.int64], depth: int) -> dict[str, NDArray]:
-    """Depths, mask and paths of a tree, by its parents alone; of what is no tree, anything."""
+    """Depths, mask and paths of a tree, by its parents alone; for parents that are no tree, anything."""
     rows_T = np.arange(len(parents_T))
     above_T, climb = np.clip(parents_T, 0, len(parents_T) - 1), [rows_T]
     for _ in range(depth):
@@ -370,5 +372,5 @@ def _buffers(outputs: dict[str, NDArray]) -> TreeBuffers:
 
 
 def _zeros(spec: TensorSignature) -> NDArray:
-    """Zeros of the declared shape; floating-point inputs are fp32 here, whatever the graph computes in."""
+    """Zeros of the declared shape; floating-point inputs are fp32 here, in whatever type the graph computes."""
     return np.zeros([int(size) for size in spec.shape], np.int64 if spec.dtype == "int64" else np.float32)

@@ -1,4 +1,4 @@
-"""Drafts of a text that is held to a grammar: they propose what it allows, and what it forces.
+"""Drafts of a text that is held to a grammar: they propose the tokens that it allows, and those that it forces.
 
 A draft graph adds its noise to the logits before it chooses. For a forbidden token the noise is a number that no logit
 makes up for. That is known of the level after the root, and of the next one as long as one token alone may come.
@@ -7,7 +7,7 @@ ranked, the children of a row are the best candidates that are allowed after it.
 forbidden token is made again, its levels held to the tokens allowed after its best path. Forbidden tokens still make
 room for forced ones.
 
-A guide follows the text with a matcher of its own. Whatever becomes of that, the draws are what they are.
+A guide follows the text with a matcher of its own. If a guide fails, the draws stay the same.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Guiding(Protocol):
         """Goes on to a root after committed tokens, the prompt included; False if the grammar's bounds end that."""
 
     def first_levels(self, count: int) -> list[NDArray[np.bool_]]:
-        """bool [V] of at most so many levels after the root: what may stand there, as far as that is known."""
+        """bool [V] of at most so many levels after the root: the allowed tokens, as far as they are known."""
 
     def allowed(self, path: Sequence[int], tokens: Collection[int]) -> set[int]:
         """The tokens among some that may stand after a path, which begins after the root."""
@@ -55,7 +55,7 @@ class Guiding(Protocol):
     def levels(
         self, tree: TreeBuffers, tokens_T: NDArray[np.int64], scores_M: NDArray[np.float32]
     ) -> list[NDArray[np.bool_]]:
-        """bool [V] of every level as far as it is known: what may stand after the best path that is allowed.
+        """bool [V] of every level as far as it is known: the tokens allowed after the best allowed path.
 
         None if the best child of every likely row of that path is allowed. ``scores`` are the nodes', as a draft has
         them.
@@ -154,7 +154,7 @@ class Guide:
         return np.array(tokens, np.int64)
 
     def _rows(self, tree: Shape, tokens: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-        """The rows that have children, depth first, along what is allowed: where the children stand, and those.
+        """The rows that have children, depth first, along allowed tokens: the children's places, and the children.
 
         The grammar has taken the row. Whoever is given it may still exchange its children's ``tokens``.
         """
@@ -184,7 +184,7 @@ class Guide:
             at += 1
 
     def _best(self, candidates: Sequence[int], wanted: int, at: int) -> list[int]:
-        """So many tokens at most for a place: what is forced, then the candidates that are allowed."""
+        """So many tokens at most for a place: forced ones, then allowed candidates."""
         forced = self._grammar.forced(at)
         best = [] if forced is None else [forced]
         for token in candidates:

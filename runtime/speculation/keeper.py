@@ -3,8 +3,8 @@
 A stranger's grammar may take any time and memory, and has ended the library that reads it. So
 `draftwood.runtime.speculation.apart` starts this program. For every text it forks a process, which compiles the grammar
 and answers the questions of the text's draws and drafts. Limits hold that process: memory by the system, processor time
-by an allowance that a little is added to with every answer. Its end, whatever it is, is its text's alone; and it ends
-with whoever asked for it.
+by an allowance that a little is added to with every answer. However it ends, only its text ends. It also ends with the
+process that asked for it.
 
 A message is four bytes of length, most significant first, then so many bytes of MessagePack. A request is a list of a
 name and its arguments. The answer is a pair: a string with the refusal, if any, and the result.
@@ -33,7 +33,7 @@ from draftwood.runtime.speculation.guide import Guide
 from draftwood.runtime.text.grammar import Grammars, TextGrammar
 from draftwood.runtime.text.rendering import limit
 
-# Besides what the tokenizer takes, which all processes share.
+# Besides the tokenizer's memory, which all processes share.
 MOST_MEMORY = 256 << 20
 # Processor seconds: of compiling; that may be saved up for answers, which a launch waits for; added with every answer.
 COMPILE_SECONDS, ANSWER_SECONDS, ADDED_SECONDS = 2.0, 1.0, 0.005
@@ -188,7 +188,7 @@ class Keeper:
         return _Text(process, life)
 
     def _close(self, life: socket.socket) -> None:
-        """Closes what is the keeper's, in a process that it has forked."""
+        """Closes the keeper's files and sockets, in a process that it has forked."""
         for end in (self._control, life, *(text.life for text in self._texts.values())):
             end.close()
 
@@ -228,7 +228,7 @@ def main() -> None:
         return grammars
 
     del source
-    gc.freeze()  # what is shared is not written to
+    gc.freeze()  # shared memory is not written to
     Keeper(control, begin).run()
     os._exit(0)  # texts see that their client has ended by themselves
 

@@ -19,7 +19,7 @@ from draftwood.manifest import Dims
 
 # L layers, K key/value heads, C slots, D head dimension, n moved rows
 
-# A numpy array, or what a device has in its place: slices, reshape and ravel are all that is asked of it.
+# A numpy array, or a device's form of one: it needs only slices, reshape and ravel.
 Buffer = Any
 # Makes a buffer of zeros of a shape in the memory that an engine wants.
 Zeros = Callable[[tuple[int, ...]], Buffer]
@@ -44,7 +44,7 @@ def grown(buffers: Sequence[Buffer], slots: int, length: int, zeros: Zeros) -> l
 
 
 class KvCache:
-    """Buffers in the host's memory and the bookkeeping of what is committed.
+    """Buffers in the host's memory, and the bookkeeping of committed rows.
 
     ``buffers`` holds 2 L arrays [K, C, D], key then value of every layer; slot C - 1 is spare. They are parts of one
     array, so that a commit is one copy. ``length`` counts committed tokens, ``open_rows`` the rows of the branch.

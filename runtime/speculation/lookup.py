@@ -1,4 +1,4 @@
-"""A draft without a drafter: what followed the same tokens earlier in the text, prompt and answer alike.
+"""A draft without a drafter: the tokens that followed the same tokens earlier in the text, prompt and answer alike.
 
 A suffix automaton of the text (Blumer et al., 1985) knows every string in it. Its last state's suffix link is the
 longest end of the text that stands there once before: the *match*. The continuations are the ways on from there, with

@@ -1,8 +1,8 @@
-"""A drafter's tree and what is looked up in the text, as one tree of as many rows.
+"""A drafter's tree and looked-up tokens, as one tree of as many rows.
 
 Of the nodes of both, those stay that the teacher most likely reaches. The drafter gives that chance by its
-probabilities, the text by how often it repeated itself after matches of that length. So a step costs what the drafter's
-own costs.
+probabilities, the text by how often it repeated itself after matches of that length. So a step takes as long as one
+with the drafter's tree.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def merged(draft: Draft, ahead: Sequence[tuple[int, float]]) -> Draft:
         known = (path for path in nodes if path[:-1] == at and nodes[path][0] == token)
         at = next(known, (*at, LOOKED_UP))
         nodes[at] = token, max(chance, nodes[at][1] if at in nodes else 0.0)
-    # The drafter's first node stays whatever it is worth: its confidence is the step's.
+    # The drafter's first node stays, at any worth: its confidence is the step's.
     best = sorted(nodes, key=lambda path: (path != first, -nodes[path][1], len(path)))[: len(draft.scores_M)]
     if not any(LOOKED_UP in path for path in best):
         return draft

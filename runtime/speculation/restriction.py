@@ -47,7 +47,7 @@ class Wishes:
             raise RequestError(f"min_tokens: expected 0 or more, got {self.min_tokens}")
 
     def bias(self) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
-        """Ids and what is added to their logits."""
+        """Ids and the numbers added to their logits."""
         if not self.logit_bias:
             return None
         return np.array([*self.logit_bias], np.int64), np.array([*self.logit_bias.values()], np.float32)
@@ -93,7 +93,7 @@ class Restriction:
             self._grammar.take(position, token)
 
     def _own(self, position: int) -> NDArray[np.bool_]:
-        """bool [V]: what may stand there but for the grammar."""
+        """bool [V]: the tokens allowed there, the grammar aside."""
         del self._tokens[position - self._first :]
         allowed_V = self._allowed_V.copy()
         if position < self._earliest:

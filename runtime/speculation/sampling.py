@@ -1,4 +1,4 @@
-"""The one rule of choice: what the teacher draws at a position depends on logits, seed and position alone.
+"""The one rule of choice: the teacher's draw at a position depends on logits, seed and position alone.
 
 Noise for every (seed, position, token) is added to the logits of the tokens that top-k and top-p keep, and the greatest
 sum is drawn (`draftwood.noise`). So the text for a seed is the same with speculation on, off, or with another tree.
@@ -164,8 +164,8 @@ def margin(logits_V: Logits, sampling: Sampling, position: int) -> float:
 def _winner(logits_V: Logits, peak: np.float32, temperature: float, key: Key) -> int:
     """The draw among all tokens. In a large vocabulary noise is made for those blocks alone that may hold it.
 
-    A block's best logit and the greatest G in it bound what is in it. The best of a few blocks is found first; then
-    some ten more can still hold a better one.
+    A block's best logit and its greatest G bound the sums in it. The best of a few blocks is found first; then some ten
+    more can still hold a better one.
     """
     if logits_V.size <= _WHOLE:
         heights_V = _heights(logits_V, peak, temperature)

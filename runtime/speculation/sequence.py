@@ -26,7 +26,7 @@ from draftwood.runtime.speculation.sampling import Logits, Sampling, draw
 class SequenceState:
     """The caches of one text, its pending root and its sampling; teacher's and drafter's cache move together.
 
-    ``kv`` is a `KvCache`, or what a reference engine has in its place. ``draft`` is None if nothing drafts.
+    ``kv`` is a `KvCache`, or a reference engine's replacement for it. ``draft`` is None if nothing drafts.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SequenceState:
         # The tokens that may be drawn, if not all, and the drafts that then suit.
         self.constraint: Constraint | None = None
         self.guide: Guiding | None = None
-        # Token ids and what is added to their logits before a draw.
+        # Token ids and the numbers added to their logits before a draw.
         self.bias: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
         self.root = 0
         # The committed tokens; their index, besides a corpus if one was given, is made where a gear looks tokens up.

@@ -1,8 +1,8 @@
-"""A draft graph's noise: that which the teacher will draw with, so that the graph proposes what is drawn.
+"""A draft graph's noise: that of the teacher's draws, so that the graph proposes the drawn tokens.
 
 A level's row is that of the level's position, times the temperature, by the ids that the drafter can propose. A
-position is drafted for several times until the text has passed it, so its row is kept. What must not be proposed gets
-a number in its place that no logit makes up for.
+position is drafted for several times until the text has passed it, so its row is kept. For a forbidden token the noise
+is a number that no logit makes up for.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Draft(NamedTuple):
 class TeacherOutput(NamedTuple):
     """A teacher step's outputs for one text, as views that the next step of the same engine overwrites.
 
-    ``features`` are what drafts are made from: of the rows with logits, or of all rows of a prefill step.
+    Drafts are made from ``features``: of the rows with logits, or of all rows of a prefill step.
     """
 
     logits_RV: NDArray[np.float32]
@@ -125,9 +125,9 @@ class Outcome(NamedTuple):
         return self.draft_us + self.verify_us + self.host_us
 
 
-# What a verify launch leaves for acceptance: outputs in the host's memory, or where they lie on a device.
+# The results of a verify launch that acceptance reads: outputs in the host's memory, or places on a device.
 Verified = TypeVar("Verified")
-# What was accepted, and the features of the path's rows, or of its last ones.
+# The accepted rows, and the features of the path's rows, or of its last ones.
 Taken = tuple[Accepted, NDArray[np.float32] | DeviceRows | None]
 
 

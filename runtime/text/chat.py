@@ -1,6 +1,6 @@
 """The chat templates of a bundle, rendered in a process of their own that is kept warm.
 
-See `draftwood.runtime.text.rendering` for why, and for what bounds it.
+See `draftwood.runtime.text.rendering` for the reason, and for the limits.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Templates:
         """The process that renders; one of this process, not of one that it was forked from."""
         if self._process is None or self._owner != os.getpid():
             self._owner = os.getpid()
-            # -I: neither the working folder nor variables decide what it imports. A session of its own: an interrupt at
-            # the terminal is for whoever asks.
+            # -I: neither the working folder nor variables decide its imports. A session of its own: an interrupt at the
+            # terminal is for the asking process.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", rendering.__file__],
                 stdin=subprocess.PIPE,
@@ -127,7 +127,7 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):  # what was not written yet
+        with contextlib.suppress(BrokenPipeError):  # the unwritten rest
             pipe.close()
 
 

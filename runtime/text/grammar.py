@@ -88,7 +88,7 @@ class Grammars:
 class TextGrammar:
     """A grammar's place in one text (`draftwood.runtime.speculation.constraint.Constraint`).
 
-    After an end token anything is allowed: a walk through a tree may go on there, and nobody reads what it finds.
+    After an end token anything is allowed: a walk through a tree may go on there, and nobody reads its results.
     """
 
     def __init__(self, matcher: Any, vocabulary: int, ends: frozenset[int]) -> None:
@@ -164,7 +164,7 @@ def _check(matcher: Any) -> None:
 
 
 def _refused(told: str) -> RequestError:
-    """The library's message. It has several lines, the first of them may say nothing, and it names switches that
-    whoever asks cannot reach."""
+    """The library's message. It has several lines, the first of them may say nothing, and it names switches that the
+    asking client cannot reach."""
     line = " ".join(told.split()).partition(" Enable '")[0]
     return RequestError(f"grammar: it cannot be followed: {line}")

@@ -35,7 +35,7 @@ class Chat:
         """From a list of messages, or an object of the fields above.
 
         Raises:
-            RequestError: it is neither, or holds what a template has no use for; field and index are named.
+            RequestError: it is neither, or holds fields that a template cannot use; field and index are named.
         """
         if not isinstance(given, Mapping):
             return cls(_messages(given))
@@ -123,7 +123,7 @@ def _objects(given: Any, name: str) -> list[dict[str, Any]] | None:
 
 
 def _json(value: Any, where: str, depth: int = 0) -> Any:
-    """A copy in JSON's own types, since a template may call any method of what it is given."""
+    """A copy in JSON's own types, since a template may call any method of its values."""
     if depth > _DEEPEST:
         raise RequestError(f"chat: {where}: more than {_DEEPEST} levels deep")
     if value is None or type(value) in (str, int, float, bool):

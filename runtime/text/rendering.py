@@ -32,7 +32,7 @@ MOST_CHARACTERS = 16 << 20
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what to train on; here its body is rendered as it is."""
+    """``{% generation %}`` marks text to train on; here its body is rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -81,7 +81,7 @@ def write(sink: IO[bytes], message: Any) -> None:
 
 
 def main() -> None:
-    """Renders what it is asked for, until the other side ends."""
+    """Renders requests, until the other side ends."""
     limit(resource.RLIMIT_AS, MOST_MEMORY)
     for nothing in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         limit(nothing, 0)

@@ -136,7 +136,7 @@ class Tokenizer:
         return cls(path, vocabulary, file.decoders(), Templates(templates, where), config.tokens())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a text; ``special`` adds what the tokenizer adds around it (a begin token, say).
+        """Token ids of a text; ``special`` adds the tokens that the tokenizer puts around it (a begin token, say).
 
         Raises:
             RequestError: not a string, one that is not valid Unicode, or one that is too long for any context.
@@ -197,7 +197,7 @@ class Tokenizer:
         return number if number in self._skipped else None
 
     def warm(self) -> None:
-        """Starts what renders chats, so that the first one need not wait for it."""
+        """Starts the process that renders chats, so that the first one need not wait for it."""
         self._templates.warm()
 
     def render(self, chat: Any) -> str:

@@ -1,1 +1,1 @@
-"""``draftwood make``: its stages, what they need, and the precision that is chosen."""
+"""``draftwood make``: its stages, their needs, and the choice of the precision."""

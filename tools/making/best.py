@@ -1,9 +1,9 @@
 """``make --precision best``: the fastest precision on this machine of those that cost little enough quality.
 
 By bytes alone nobody can tell: four bits are the fastest for one row, eight for trees and for several sequences. So
-each precision's steps are timed here, and each one's perplexity is held to the exact numbers'. What is chosen is made
+each precision's steps are timed here, and each one's perplexity is held to the exact numbers'. The chosen one is made
 and judged; if that fails, the next one. The drafter's precision changes no text: in the end it is tried in eight bits
-besides what was chosen.
+besides its own.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from draftwood.tools.making.stages import Stage, StageError, run
 if TYPE_CHECKING:
     from draftwood.compiler.teachers.conversion import Precision
 
-# By so much the perplexity may rise: less than a tenth of what four bits with a scale alone cost SmolLM2-135M.
+# By so much the perplexity may rise: less than a tenth of the cost of four bits with a scale alone for SmolLM2-135M.
 LIMIT = 0.03
-# So much faster has to be what rounds more, or a busy machine could have made the difference.
+# A precision that rounds more has to be so much faster, or a busy machine could have made the difference.
 GAIN = 1.05
 INT8_DRAFTER = "--int8-drafter"
 # Texts and rows of the steps that count alike: plain decoding, a tree that is looked up, eight sequences.
@@ -124,7 +124,7 @@ def ranking(found: Mapping[Precision, Measured]) -> list[Precision]:
         near = [name for name in left if found[name].mean_ms <= GAIN * fastest]
         ranked.append(max(near, key=lambda name: found[name].agreement))
         left.remove(ranked[-1])
-    # What could not be timed comes last, and is made where nothing else can be.
+    # A precision that could not be timed comes last, and is made if no other can be.
     return ranked + [name for name, measured in found.items() if not measured.ms and not _too_far(measured)]
 
 

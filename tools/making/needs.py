@@ -30,7 +30,7 @@ def weight_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
     total = 0.0
     for name, part in teacher.parts.items():
         layer, _, kind = name.rpartition(".")
-        # What stands next to a matrix is counted with it.
+        # Tensors next to a matrix are counted with it.
         source = part if part.tensors else checkpoint.parts.get(name, checkpoint.parts["embed.weight"])
         if kind.startswith("weight_"):
             continue

@@ -1,4 +1,4 @@
-"""Command lines that are run one after the other, each for one output; what is there already is kept.
+"""Command lines that are run one after the other, each for one output; existing outputs are kept.
 
 ``stages.json`` notes each stage's inputs before it begins. So an output that appeared in the last moment of a stopped
 run is known, and one whose inputs have changed is made again.
@@ -40,7 +40,7 @@ class Stage:
     judges: bool = False
     # Whether its output is there only once it is whole, as a bundle is.
     whole: bool = False
-    # What it says no to in one line, of its output; nothing is run after that. None if it may go on.
+    # Its refusal in one line, judged by its output; nothing is run after that. None if it may go on.
     refuses: Callable[[Path], str] | None = None
 
     @property
@@ -78,7 +78,7 @@ class Kept:
 
 
 def run(stages: Sequence[Stage], work: Path, given: MadeFrom) -> None:
-    """Runs those that are not there; says what has changed where some were.
+    """Runs the stages that are not there; names the changes if some were.
 
     Raises:
         StageError: one failed, or refuses what was made.
@@ -98,7 +98,7 @@ def run(stages: Sequence[Stage], work: Path, given: MadeFrom) -> None:
 
 
 def ours(work: Path, path: Path) -> bool:
-    """Whether a stage that ``work`` notes made this, whatever from."""
+    """Whether a stage that ``work`` notes made this, from any inputs."""
     return any(note.get("makes") == str(path) for note in _notes(work / _KEPT))
 
 

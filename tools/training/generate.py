@@ -1,6 +1,6 @@
 """Batched generation by a frozen teacher: caches written in place, greedy and sampled rows side by side.
 
-Finished rows are dropped on the way, so that the longest text of a batch does not cost what all cost.
+Finished rows are dropped on the way, so that the longest text of a batch does not cost as much as all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def generate(
     Args:
         prompts: B prompts of one or more token ids; similar lengths save padding.
         told: called after every step with how many tokens it wrote.
-        keep: called after every step with the states of what was fed: final ones, then those that enter ``layers``.
+        keep: called after every step with the states of the fed tokens: final ones, then those that enter ``layers``.
     """
     rows = _Rows(teacher, prompts, new, keep, layers)
     texts: list[list[int]] = [[] for _ in prompts]
@@ -84,7 +84,7 @@ class _Rows:
         self.caches = TextCaches(teacher, count, longest + new)
 
     def step(self, teacher: FrozenTeacher, draws: Draws) -> Tensor:
-        """Feeds what is pending and draws the next token of every row, int64 [B] on the host."""
+        """Feeds the pending tokens and draws the next token of every row, int64 [B] on the host."""
         logits_BV = torch.cat([self._fed(teacher, part) for part in self._parts()])
         self.caches.length += self.feed_BT.shape[1]
         self.positions_BT = self.positions_BT[:, -1:] + 1
@@ -98,7 +98,7 @@ class _Rows:
         return (slice(at, at + texts) for at in range(0, len(self.feed_BT), texts))
 
     def _fed(self, teacher: FrozenTeacher, part: slice) -> Tensor:
-        """Feeds what is pending of some texts; their next logits, [texts, V]."""
+        """Feeds the pending tokens of some texts; their next logits, [texts, V]."""
         written = self.caches.length + self.feed_BT.shape[1]
         seen_BC = self.seen_BC[part, :written] if self.padded else None
         feed_BT, caches = self.feed_BT[part], self.caches.part(part)
@@ -117,7 +117,7 @@ class _Rows:
 
 
 def engine_draws(samplings: Sequence[Sampling]) -> Draws:
-    """As an engine draws, one sampling a text: by logits, seed and position, whatever other texts do."""
+    """As an engine draws, one sampling a text: by logits, seed and position, independent of other texts."""
 
     def drawn(logits_BV: Tensor, texts: Sequence[int], position_B: Tensor) -> Tensor:
         tokens_B = logits_BV.max(-1).indices  # several times faster than argmax on a CPU

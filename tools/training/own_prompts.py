@@ -1,6 +1,6 @@
 """Prompts that the teacher writes itself (Magpie; Xu et al., 2024, arXiv 2406.08464).
 
-After the tokens that open a user's turn, a teacher that was tuned to chat writes what a user would ask. Every third
+After the tokens that open a user's turn, a teacher that was tuned to chat writes a user's question. Every third
 conversation goes on: the teacher answers, and asks again.
 """
 
@@ -61,7 +61,7 @@ class OwnPrompts:
         return list(continued.values())
 
     def _opening(self, chat: Sequence[Message]) -> list[int]:
-        """The tokens after which a user's turn begins: what two chats have in common that differ in it alone."""
+        """The tokens after which a user's turn begins: the common beginning of two chats that differ in it alone."""
         first, second = (self.text.chat([*chat, Message(role="user", content=content)]) for content in ("A", "7"))
         return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
 

@@ -18,7 +18,7 @@ from draftwood.runtime.speculation.sampling import Sampling
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """A batch's: called with a level and some of its contexts it gives what is added to the logits, float32 [N, V].
+    """A batch's: called with a level and some of its contexts it gives the numbers added to the logits, float32 [N, V].
 
     Args:
         samplings: those of the batch's texts; greedy ones have no noise.

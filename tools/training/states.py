@@ -1,7 +1,7 @@
 """The frozen teacher's hidden states at every token of the distilled texts, kept on disk up to a bound.
 
 Recomputing them at every visit would cost a good part of a training step. They are kept while the teacher writes the
-texts; what is missing is computed from the texts. A file holds the states of a shard, bfloat16 as uint16 [tokens, (1 +
+texts; missing ones are computed from the texts. A file holds the states of a shard, bfloat16 as uint16 [tokens, (1 +
 aux layers) * H]. It is named by a digest of all that it depends on, so another teacher, other layers or other texts
 never meet a wrong file. Texts that do not fit are computed whenever they are asked for.
 """
@@ -61,7 +61,7 @@ class Writing:
         self.text_parts: dict[int, list[np.ndarray]] = {}
 
     def take(self, texts: Sequence[int], prompts: Sequence[int], states_BTA: Tensor) -> None:
-        """States of what was fed of some texts, whose prompts have so many tokens and stand on the right."""
+        """States of the fed tokens of some texts, whose prompts have so many tokens and stand on the right."""
         if self.left <= 0:
             return
         # Copied, since a view would hold the whole batch's states.

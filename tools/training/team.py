@@ -1,4 +1,4 @@
-"""One process or several (torchrun): who takes which texts, and sums over all of them."""
+"""One process or several (torchrun): the texts of each, and sums over all of them."""
 
 from __future__ import annotations
 

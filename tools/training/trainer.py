@@ -175,7 +175,7 @@ def _draft_ids(texts: Distilled, train_W: np.ndarray, options: dict[str, Any], v
 
 
 def _fill(run: Run, states: States, train_W: np.ndarray, valid_W: np.ndarray, team: Team) -> None:
-    """Computes the teacher's states, each process its share, and logs what the training has."""
+    """Computes the teacher's states, each process its share, and logs the training's size."""
     began, texts, ids_V = time.monotonic(), states.texts, run.drafter.ids_V
     states.fill(team.rank, team.size)
     team.wait()
@@ -200,7 +200,7 @@ def _finish(run: Run, states: States, valid_W: np.ndarray) -> dict[str, Any]:
 def _steps(
     run: Run, states: States, train_W: np.ndarray, length: Length, batch: int, seed: int, log_every: int, team: Team
 ) -> Iterator[dict[str, Any]]:
-    """Trains to the end; yields what to log, at every ``log_every``-th step and the last."""
+    """Trains to the end; yields the figures to log, at every ``log_every``-th step and the last."""
     feed = shuffled(states.texts.index_W["length"], train_W, batch, seed, run.step)
     began, seconds, logged = time.monotonic(), run.seconds, []
     parameters = [parameter for parameter in run.drafter.parameters() if parameter.requires_grad]
