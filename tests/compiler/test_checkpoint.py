@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from draftwood.compiler.teachers.config import RopeScaling, TeacherConfig
 from draftwood.compiler.teachers.folder import tokenizer_files
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.compiler.teachers.rope import rope_frequencies, rope_tables
-from draftwood.compiler.teachers.text import has_tokenizer
 from draftwood.errors import CheckpointError
 
 SIZES = {
@@ -405,16 +403,6 @@ def test_tokenizer_files(tmp_path: Path) -> None:
     assert tokenizer_files(tmp_path) == []
     (tmp_path / "tokenizer.json").write_text("{}")
     assert tokenizer_files(tmp_path) == [tmp_path / "tokenizer.json"]
-
-
-def test_a_tokenizer_that_is_not_read_is_told_with_the_way_out(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x00")
-    with pytest.warns(IgnoredField, match="tokenizer.model: SentencePiece's form alone.*transformers writes"):
-        assert not has_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert has_tokenizer(tmp_path)
 
 
 def test_config_made_by_hand_is_checked(tmp_path: Path) -> None:

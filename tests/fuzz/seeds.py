@@ -15,6 +15,7 @@ from torch import Tensor
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.checkpoints.sentencepiece_file import message_class
 from draftwood.compiler.ge.weights import plan_weights, write_index, write_npu_weights
 from draftwood.compiler.quantisation.writing import Layout, write
 from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors
@@ -72,6 +73,7 @@ def make_seeds(folder: Path, bundles: Mapping[str, Path] | None = None) -> None:
     make_teacher(folder / "teacher")
     make_layouts(folder)
     make_gguf(folder)
+    make_sentencepiece(folder / "sentencepiece")
     rest = shutil.ignore_patterns("config.json", "*.safetensors")
     shutil.copytree(folder / "teacher", folder / "tokenizer", ignore=rest)
     make_medusa(folder / "medusa")
@@ -114,6 +116,20 @@ def make_teacher(folder: Path, **sizes: int) -> None:
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + near}, folder / "model.safetensors")
     rows: list[Row] = [{"id": "0", "text": "the cat sat on the mat and the hat"}] * 9
     save_tokenizer(train_tokenizer(rows, VOCABULARY), folder)
+
+
+def make_sentencepiece(folder: Path) -> None:
+    """A tokenizer.model of every kind of piece, and a configuration that names some."""
+    folder.mkdir()
+    words = ["<unk>", "<s>", "</s>", "<0x41>", "<|user|>", *"\u2581theca", "th", "the", "\u2581the"]
+    kinds = [2, 3, 3, 6, 4, *[1] * (len(words) - 5)]
+    pieces = [{"piece": word, "score": -at, "type": kinds[at]} for at, word in enumerate(words)]
+    model = message_class()(pieces=pieces, trainer={"model_type": 2, "byte_fallback": True})
+    (folder / "tokenizer.model").write_bytes(model.SerializeToString())
+    added = {"4": {"content": "<|user|>", "special": True}, str(len(words)): {"content": "<|more|>"}}
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_eos_token": True, "legacy": True}
+    config |= {"added_tokens_decoder": added, "additional_special_tokens": ["<|user|>"], "tokenizer_class": "Own"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def make_gguf(folder: Path) -> None:

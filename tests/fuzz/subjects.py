@@ -335,6 +335,8 @@ SUBJECTS = (
     ),
     *(Subject(f"layout-{name}", (f"layouts/{name}",), _layout, targets.layout) for name in seeds.INT8),
     Subject("gguf", ("gguf/Q4_1", "gguf/Q8_0"), _one_of(gguf_damaged, "*.gguf"), targets.gguf, 2),
+    Subject("sentencepiece", ("sentencepiece",), _one_of(damaged, "*.model"), targets.sentencepiece, 2),
+    Subject("sentencepiece-config", ("sentencepiece",), _one_of(json_damaged, "*.json"), targets.sentencepiece, 2),
     Subject("tuned", ("tuned",), _one_of(json_damaged, "tuned.json"), targets.tuned, 2),
     Subject("lock", ("tuned",), _lock, targets.lock, 1),
     Subject("medusa", ("medusa",), _one_of(safetensors_damaged, "*.safetensors"), targets.drafter, 2),

@@ -20,6 +20,7 @@ from draftwood.compiler.ge import weights as compiled
 from draftwood.compiler.ge.weights import map_npu_weights
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.conversion import Precision, in_precision
+from draftwood.compiler.teachers.text import write_tokenizer
 from draftwood.errors import RequestError, UserError
 from draftwood.manifest import CORPUS_FILE
 from draftwood.runtime.bundle import Bundle
@@ -290,6 +291,13 @@ def npu_weights(folder: Path, rng: random.Random) -> str:
     for path, tensors in read_index(index, stored).items():
         check_values(path, tensors, 100)
     return f"{len(map_npu_weights(folder, compiled.read_index(index)))} tensors"
+
+
+def sentencepiece(folder: Path, rng: random.Random) -> str:
+    """Converts a SentencePiece model, and uses what became of it."""
+    (folder / "made").mkdir()
+    write_tokenizer(folder, folder / "made")
+    return tokenizer(folder / "made", rng)
 
 
 def tokenizer(folder: Path, rng: random.Random) -> str:

@@ -48,6 +48,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     ),
     "a tensor missing": tensors(lambda held: held.pop("model.norm.weight")),
     "a tensor more": tensors(lambda held: held.update(extra=held["model.norm.weight"].clone())),
+    "a tokenizer of another form": lambda folder: (folder / "tokenizer.json").rename(folder / "tokenizer.model"),
     "another shape": tensors(lambda held: held.update({"model.norm.weight": held["model.norm.weight"][:9].clone()})),
 }
 # MODEL and OUT stand for the teacher and for what is to be made.
