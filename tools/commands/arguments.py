@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from draftwood.runtime.policy import Policies
 
 
-# What decides a text: flags by name.
+# The flags that decide a text, by name.
 _DECODING: dict[str, dict[str, Any]] = {
     "max-new-tokens": {"type": int, "default": 128, "metavar": "N"},
     "temperature": {"type": float, "default": 0.0, "metavar": "T", "help": "0 decodes greedily (default)"},
@@ -49,7 +49,7 @@ def add_engine_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def opening_of(args: argparse.Namespace, **options: Any) -> Opening:
-    """How a bundle is opened, by the flags that the command has for it, and by what the command itself adds."""
+    """How a bundle is opened: by the flags that the command has for it, and by the command's additions."""
     from draftwood.runtime.engines.opening import USUAL
 
     named = {name: value for name, value in vars(args).items() if name in USUAL.__struct_fields__}
@@ -81,7 +81,7 @@ def decoding_options(args: argparse.Namespace) -> Asked:
     """The options that ``generate`` and ``stream`` of an opened bundle take, from parsed arguments."""
     from draftwood.runtime.decoding import Asked
 
-    # What a command has no flag for is left out, and so has its default.
+    # Options without a flag of the command are left out, and so have their defaults.
     return cast(Asked, {name: value for name, value in vars(args).items() if name in Asked.__annotations__})
 
 

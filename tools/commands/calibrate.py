@@ -1,6 +1,6 @@
 """``draftwood calibrate``: the rank paths that a teacher's text takes, counted into one file of statistics.
 
-What is counted says the source: a bundle answers and its own steps are counted; a teacher's folder, with ``--drafter``,
+The source decides the counts: a bundle answers and its own steps are counted; a teacher's folder, with ``--drafter``,
 answers and its answers are ranked.
 """
 

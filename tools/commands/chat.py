@@ -87,7 +87,7 @@ class Conversation:
         policy = "plain" if self._plain else "adaptive"
         decoding: Decoding | None = None
         pieces: list[str] = []
-        try:  # rendering the chat is part of what an interrupt stops
+        try:  # an interrupt also stops the rendering of the chat
             decoding = self._model.stream(messages, policy=policy, **self._options)
             for piece in decoding:
                 pieces.append(piece)

@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _keep(report: dict[str, Any], path: Path) -> None:
-    """Writes the report next to what it is of, after it was printed; RequestError if the disk refuses."""
+    """Writes the report next to its subject, after it was printed; RequestError if the disk refuses."""
     from draftwood.errors import RequestError
     from draftwood.files import write_whole
 
@@ -114,7 +114,8 @@ def _progress(what: str) -> None:
 
 
 def _table(comparisons: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[str, str]]:
-    """Cells by row and quantity: of every engine first what is allowed, then the worst of each gear or graph."""
+    """Cells by row and quantity: of every engine first the allowed differences, then the worst of each gear or
+    graph."""
     rows = dict[tuple[str, str], dict[str, str]]()
     worst = dict[tuple[str, str, str], float]()
     for c in comparisons:

@@ -94,7 +94,7 @@ def _cache_folder(request: BuildRequest) -> Path:
 def _built(folder: Path, build: Callable[[], object]) -> float:
     """Sees to it that the bundle is there; returns the seconds it took.
 
-    What another demo made is used, also one that is still at it; what does not open is made again.
+    Another demo's results are used, also those of a demo that still runs; a bundle that does not open is made again.
     """
     from draftwood.compiler.bundle.staging import exclusive
     from draftwood.runtime.bundle import Bundle
@@ -150,7 +150,7 @@ def answer_all(engine: CpuEngine, prompts: Sequence[Prompt], fixed: str, times: 
 
 
 def speedups(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Over plain decoding, all prompts taken together: a long answer counts for what it is."""
+    """Over plain decoding, all prompts taken together: a long answer counts by its length."""
     seconds = {name: sum(answer[name]["seconds"] for answer in answers) for name in WAYS}
     return {name: seconds[PLAIN] / seconds[name] for name in (FIXED, ADAPTIVE)}
 

@@ -1,4 +1,4 @@
-"""``draftwood doctor``: what this machine has, what it can do with it, and what is missing.
+"""``draftwood doctor``: this machine's parts, its abilities, and the missing parts.
 
 Packages are looked up, not imported, so that a broken one cannot break the report; onnxruntime alone is
 imported, for its providers, and an NPU is counted in a process of its own.
@@ -23,7 +23,7 @@ from draftwood.tools.packages import BUILD, EXTRAS, RUN, SERVE, install, version
 from draftwood.version import __version__
 from draftwood.versions import LEAST, acl_problem, npu_problem, unsupported
 
-# What each ability needs besides packages: "cann" and "npu".
+# The needs of each ability besides packages: "cann" and "npu".
 NEEDS = {
     "run bundles": RUN,
     "serve bundles": (*RUN, *SERVE),

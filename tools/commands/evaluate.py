@@ -1,4 +1,4 @@
-"""``draftwood evaluate``: measures a suite into a folder, task by task; what the folder has is not measured again."""
+"""``draftwood evaluate``: measures a suite into a folder, task by task; existing results are not measured again."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _write_drafter(args: argparse.Namespace) -> dict[str, Any]:
-    """Writes config.json and model.safetensors, whole or not at all, and opens them again: what they are."""
+    """Writes config.json and model.safetensors, whole or not at all, and opens them again; returns a description."""
     from safetensors.torch import save_file
 
     from draftwood.compiler.bundle.staging import staged
@@ -41,7 +41,7 @@ def _write_drafter(args: argparse.Namespace) -> dict[str, Any]:
 
     with staged(args.out.resolve()) as folder:
         teacher = Checkpoint.open(resolve(args.model))
-        verifier = teacher.path.resolve().name  # what its reader finds the teacher by
+        verifier = teacher.path.resolve().name  # its reader finds the teacher by this
         opened = open_drafter(Path(args.drafter), teacher)
         exported = opened.model.exported(opened.checkpoint, teacher, args.format, verifier)
         (folder / "config.json").write_text(json.dumps(exported.fields, indent=2) + "\n")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 TENSOR_FILES = (".safetensors", ".pt", ".pth", ".bin", ".gguf")
-# What is shown of a graph: texts of a launch, rows of each.
+# The columns of a graph: texts of a launch, rows of each.
 GRAPH = ("name", "kind", "texts", "rows", "slots", "bytes")
 # How names of models and shapes begin.
 NAMED = ("demo", "shape:")
@@ -174,7 +174,7 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
     from draftwood.tools.show.gear_figures import gear_figures
 
     manifest = bundle.manifest
-    # Through JSON's own types, so that tuples are lists and the answer is what a reader of the file sees.
+    # Through JSON's own types, so that tuples are lists and the answer is the one that a reader of the file sees.
     values = msgspec.to_builtins(manifest, builtin_types=())
     keep = ("schema_version", "dims", "drafter", "trees", "gears", "tokenizer", "provenance")
     cpu, npu = manifest.graph_set("onnx"), manifest.graph_set("ge")

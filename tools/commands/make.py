@@ -36,7 +36,7 @@ MOST, JUDGES = 64, 4
 REPORT = "report.json"
 # Sequences that share a launch, of a bundle for this machine.
 TEXTS = 8
-# The precision that is chosen by what is measured.
+# The precision that is chosen by measuring.
 BEST = "best"
 
 
@@ -166,7 +166,7 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
         raise RequestError(f"--kv {longest}: the teacher knows {teacher.config.max_positions} positions; choose fewer")
     copies = 2 if args.drafter else 1
     if args.precision == BEST:
-        # What rounds least of those that fit into memory is the largest that may be written.
+        # Of those that fit into memory, the one that rounds least is the largest that may be written.
         largest: Precision = next(reversed(fitting(teacher)), "exact")
         largest_said = check_room(teacher, largest, args.out, copies).removeprefix("--precision ")
         room = f"--precision {BEST}, whose largest candidate is {largest_said}"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MODELLED_ROWS = tuple(range(1, 65))
 MODELLED_SLOTS = (1024, 2048, 4096, 8192)
-# Precisions that are compared differ by more than what further rounds would tell.
+# Compared precisions differ by more than further rounds would tell.
 _TEACHER_ROUNDS = 3
 
 

@@ -1,7 +1,7 @@
 """``draftwood quantize``: a teacher in, the same in W8A8 out, and how much it differs.
 
 Of a four-bit teacher it also says how much its packed layers with rows in int8 differ from their exact product. Without
-``--out`` nothing is written, and what a build makes of the teacher's precisions is compared alone.
+``--out`` nothing is written, and only the precisions that a build makes of the teacher are compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``draftwood report``: what was evaluated, as Markdown with pictures."""
+"""``draftwood report``: the evaluated results, as Markdown with pictures."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _ending(result: Result) -> str:
-    """Prints what follows the streamed text: ids if there was none, and the figures on stderr."""
+    """Prints the lines after the streamed text: ids if there was none, and the figures on stderr."""
     rate = (len(result.token_ids) - 1) / max(result.decode_seconds, 1e-9)
     print(
         f"{len(result.token_ids)} tokens in {result.steps} steps, {result.accept_length_mean:.2f} a step,"

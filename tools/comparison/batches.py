@@ -21,7 +21,7 @@ from draftwood.tools.comparison.faults import Control, control
 # Tree steps of every text: after a commit in place, and after one that is moved.
 STEPS = 3
 FAULT, DRAFT_FAULT = "another text's caches", "another text's draft"
-# Of a text in a launch: what its rows give, and the graph that ran.
+# A text in a launch: its rows' outputs, and the graph that ran.
 _Found = tuple[TeacherOutput, str]
 
 
@@ -97,7 +97,7 @@ def _random_draft(engine: Engine, gear: Gear, random: np.random.Generator) -> Dr
 
 
 def _verified(engine: Engine, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[_Found]:
-    """One launch; what it leaves on a device is read back."""
+    """One launch; results left on a device are read back."""
     if not isinstance(engine, StaticEngine):
         name = f"step-b{min(size for size in engine.batches if size >= len(states))}"
         outputs = engine.verify(states, drafts)

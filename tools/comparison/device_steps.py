@@ -1,7 +1,7 @@
 """Does a step on the device do what the host does?
 
-Acceptance in a graph gives the tokens of the host's, and a whole step in one launch leaves what its parts leave, tensor
-by tensor.
+Acceptance in a graph gives the tokens of the host's. A whole step in one launch leaves the same as its parts, tensor by
+tensor.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def compare_acceptance(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Ite
 def compare_whole(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
     """Steps of a gear twice on one engine, in one launch each and part by part; after each all that they have left.
 
-    The parts get the noise that the graph makes, or a draft could differ by a rounding. Where one does, as a device's
-    logarithm may have it, what follows is of another tree, and left out; the share of such steps is bounded.
+    The parts get the noise that the graph makes, or a draft could differ by a rounding. If one does, as a device's
+    logarithm may have it, the rest is of another tree and left out. The share of such steps is bounded.
     """
     engine = pair.engine
     assert isinstance(engine, StaticEngine)

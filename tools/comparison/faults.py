@@ -88,7 +88,7 @@ def _is_chain(tree: TreeBuffers) -> bool:
 
 
 def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Control]:
-    """Faults in what one draft reads: the teacher's states, the root next to them, the drafter's own caches."""
+    """Faults in the inputs of one draft: the teacher's states, the root next to them, the drafter's own caches."""
     if not gear.neural:
         return
     vocabulary, before = pair.reference.bundle.manifest.dims.vocabulary, int(prompt[-1])
@@ -181,7 +181,7 @@ class Steps:
     def commit(self, route: list[int], path: list[int], drop: bool = False) -> list[Comparison]:
         """The rows of the token after the tree step and a commit of ``route`` for ``path``.
 
-        ``drop`` keeps what lies in the places of the route's rows.
+        ``drop`` keeps the old rows in the places of the route's rows.
         """
         states = self._begun()
         self._verified(states, (self.right, self.right))
@@ -223,7 +223,7 @@ def control(pair: Pair, gear: Gear, fault: str, found: Iterable[Comparison]) -> 
 
 
 def graph_mutations() -> dict[str, Callable[[Graph], Graph]]:
-    """Faults in the NPU's graph itself: name -> what is done to it."""
+    """Faults in the NPU's graph itself: name -> the change to it."""
     return {"mask inverted in the graph": _inverted, "one cache write dropped from the graph": _unwritten}
 
 

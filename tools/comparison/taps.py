@@ -1,7 +1,7 @@
 """Shows the states between a graph's blocks: a copy of it in memory gives them as outputs besides its own.
 
-A state is what enters a block's norm, before attention and before the MLP, and before the last norm. The graph is found
-by its norms' weights, so that the form of a norm, one node or several, does not matter.
+A state is the input of a block's norm, before attention and before the MLP, and before the last norm. The graph is
+found by its norms' weights, so that the form of a norm, one node or several, does not matter.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def tapped_model(bundle: Bundle, graph: GraphSignature) -> tuple[onnx.ModelProto
 
 
 def _state(node: onnx.NodeProto, weights: set[str], makers: dict[str, onnx.NodeProto]) -> str:
-    """The name of what a norm normalises, by the node that reads its weight."""
+    """The name of a norm's input, by the node that reads its weight."""
     if node.op_type == "SkipSimplifiedLayerNormalization":  # which adds before it normalises
         while len(node.output) < 4:
             node.output.append("")
@@ -81,7 +81,7 @@ class Taps:
         self.waiting: list[States] = []
 
     def keep(self, rows: Sequence[int]) -> None:
-        """The last launch was one of texts that have so many rows each; what else it computed is nobody's."""
+        """The last launch was one of texts that have so many rows each; its other results are nobody's."""
         texts = zip(self.last, rows, strict=False)
         self.waiting += [[state[:count] for state in states] for states, count in texts]
 

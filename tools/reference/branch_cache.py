@@ -22,13 +22,13 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class BranchCache(Cache):
-    """Keys and values of one text, and what is committed of them.
+    """Keys and values of one text, and the committed part of them.
 
     Usable wherever a model takes ``past_key_values``: ``open`` announces the rows of a forward pass, every layer
     then appends them once, and ``commit`` or ``rollback`` closes the branch.
 
     ``text`` holds the committed tokens, ``length`` their number, ``open_rows`` the rows of the open branch. ``slots``
-    is what an engine believes to have; there is room for more.
+    is the room that an engine believes to have; there is more.
     """
 
     def __init__(self, layers: int, slots: int) -> None:
@@ -153,7 +153,7 @@ class BranchCache(Cache):
             if rows != self.open_rows:
                 yield _broken("unwritten", f"layer {layer} has written {rows} of {self.open_rows} rows")
 
-    # What models and transformers' mask functions ask of any cache.
+    # The questions of models and of transformers' mask functions to any cache.
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Committed tokens; the open branch is not counted."""

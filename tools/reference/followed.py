@@ -1,7 +1,7 @@
 """Eager PyTorch whose states between the blocks may be exchanged, and the engine that goes on from another's states.
 
-Half a block, attention or MLP, then starts from what the other engine had there. So a difference is that of this one
-half: its own rounding, and not what the blocks before it have made of theirs.
+Half a block, attention or MLP, then starts from the other engine's state there. So a difference is that of this one
+half: its own rounding, without the results of earlier blocks.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Followed(Protocol):
 class FollowingEager(ExchangedEager):
     """Takes one launch of the engine that it follows at a time, each half of a block from that engine's state.
 
-    ``halves`` are then how far the engine's state after each half is from this one's, and what the half adds. Where no
+    ``halves`` are then how far the engine's state after each half is from this one's, and the half's addition. Where no
     launch waits it runs freely.
     """
 

@@ -26,10 +26,10 @@ from draftwood.tools.reference.ranks import RankBuffers, of_rank
 
 
 class InterpreterExecutor:
-    """Slow and exact: operator for operator what GE would run, in the graphs' own element type.
+    """Slow and exact: operator for operator as GE would run, in the graphs' own element type.
 
-    ``mutate`` may change a graph before it is run, for tests that a fault is caught.
-    Of several ranks it runs all, or ``rank`` alone, for which ``gathered`` fetches what the others bring.
+    ``mutate`` may change a graph before it is run, for tests that a fault is caught. Of several ranks it runs all, or
+    ``rank`` alone, for which ``gathered`` fetches the others' parts.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class InterpreterExecutor:
     def gathered(
         self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, Buffer], rank: int = 0
     ) -> dict[str, Tensor]:
-        """Every input of a rank's graph by name; what lies in buffers is the rank's own memory."""
+        """Every input of a rank's graph by name; buffers are the rank's own memory."""
         buffers = {name: of_rank(buffer, rank) for name, buffer in buffers.items()}
         types, caches = {spec.name: getattr(torch, spec.dtype) for spec in graph.inputs}, set(graph.caches)
         tensors = {name: torch.from_numpy(array).to(types[name]) for name, array in inputs.items()}

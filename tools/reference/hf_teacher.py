@@ -1,6 +1,6 @@
 """A teacher as transformers runs it: its own modelling code, eager attention, a 4-D mask and explicit positions.
 
-Nothing of Draftwood's decoder is used, so that what it computes is an independent reference.
+Nothing of Draftwood's decoder is used, so that its results are an independent reference.
 """
 
 from __future__ import annotations

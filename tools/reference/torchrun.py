@@ -1,6 +1,6 @@
 """The engine that runs a bundle's ranks, one process each, started by ``torchrun``.
 
-Every process gives the same command. Rank 0 decodes; the others do in the engine's constructor what rank 0 orders, and
+Every process gives the same command. Rank 0 decodes; the others follow rank 0's orders in the engine's constructor, and
 end with it. A rank runs its graphs on its NPU, joined by HCCL, or has them interpreted here, joined by gloo.
 """
 
@@ -35,9 +35,9 @@ from draftwood.tools.reference.orders import Array, Copy, Drop, Gather, Launch, 
 
 # How long a rank waits in a collective for one that lives: the others may run slower, or still compile.
 PATIENCE = timedelta(minutes=10)
-# Held by whoever says first why the ranks end.
+# Held by the first to say why the ranks end.
 _TOLD = Lock()
-# Makes what runs the graphs of a rank.
+# Makes the executor of a rank's graphs.
 Local = Callable[[Bundle, int], Executor]
 
 
@@ -60,7 +60,7 @@ def _gathered(values: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Rank:
-    """A rank's graphs and buffers; does what it is ordered."""
+    """A rank's graphs and buffers; follows orders."""
 
     def __init__(self, bundle: Bundle, executor: Executor) -> None:
         self.executor, self.buffers = executor, dict[int, Tensor]()
@@ -175,7 +175,7 @@ class Ranks:
         return self._rank.executor.read(buffer.own)
 
     def tell(self, order: Order) -> dict[str, NDArray]:
-        """Has every rank do it; what rank 0 finds."""
+        """Has every rank do it; returns rank 0's result."""
         return self._together(order, self._rank.obey)
 
     def gather(self, order: Gather) -> list[Tensor]:
@@ -276,16 +276,16 @@ def _own_number(folder: Path, ranks: int) -> int:
             f" --nproc-per-node {ranks} -m -- draftwood.tools.cli ..."
         )
     if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # whatever this machine's name resolves to
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # to whatever this machine's name resolves
     return rank
 
 
 def _follow(own: Rank, orders: Orders, rank: int) -> None:
-    """Does what rank 0 orders; ends this process with it."""
+    """Follows rank 0's orders; ends this process with it."""
     try:
         while not isinstance(order := orders.receive(), Stop):
             own.obey(order)
-    except Exception as error:  # whatever it is: without this rank the others end as well
+    except Exception as error:  # for any reason: without this rank the others end as well
         if not _is_loss(error):
             print(f"draftwood: error: rank {rank}: {type(error).__name__}: {error}".partition("\n")[0], file=sys.stderr)
         sys.exit(1)

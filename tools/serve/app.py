@@ -1,4 +1,4 @@
-"""The ASGI application: routes, keys, and what every answer carries."""
+"""The ASGI application: routes, keys, and the headers of every answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger("draftwood.serve")
 
 LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]"}
 SESSION = b"x-session-id"
-# What a client may name its request.
+# The form of a client's own name for its request.
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
@@ -76,7 +76,7 @@ class Settings:
 
 
 class Service:
-    """The models and what the routes need besides."""
+    """The models and the other needs of the routes."""
 
     def __init__(self, models: Mapping[str, ServedModel], settings: Settings, metrics: prometheus.Metrics) -> None:
         self.models, self.settings, self.metrics = dict(models), settings, metrics
@@ -226,7 +226,7 @@ class _Posted:
         except RequestRefused as error:
             response = error.response()
             if error.status in (408, 413, 415):
-                response.headers["connection"] = "close"  # what is left of the body is not read
+                response.headers["connection"] = "close"  # the rest of the body is not read
             await response(scope, receive, send)
 
 

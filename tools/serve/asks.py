@@ -110,7 +110,7 @@ def _message(number: int, message: Message) -> dict[str, Any]:
 
 
 def _called(where: str, call: AssistantCall) -> dict[str, Any]:
-    """A call as templates know it, its arguments an object; what is no JSON stays text."""
+    """A call as templates know it, its arguments an object; arguments that are no JSON stay text."""
     arguments: Any = call.function.arguments
     with contextlib.suppress(*DAMAGED):
         arguments = msgspec.json.decode(arguments or "{}")

@@ -1,4 +1,5 @@
-"""The bodies of requests: the fields that clients send, checked; what would change the answer and is not there."""
+"""The bodies of requests: the fields that clients send, checked, and fields that would change the answer but are not
+supported."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ class NamedTool(Struct):
 
 
 class Message(Struct):
-    """One message of a chat; what a template may want besides role and content is handed on."""
+    """One message of a chat; further fields that a template may want are handed on."""
 
     role: str
     content: str | list[Part] | None = None
@@ -175,7 +176,7 @@ class TokenizeBody(Struct, kw_only=True):
     add_special_tokens: bool = True
 
 
-# What would change an answer and is not there, with the values that change nothing.
+# Unsupported fields that would change an answer, with the values that change nothing.
 MISSING: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -205,7 +206,7 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
 }
-# What may pass, since it changes no answer: who asks, what a provider keeps, and what it charges.
+# Fields that pass, since they change no answer: the asking user, a provider's storage, and its charges.
 PASS = frozenset(
     (
         "user",
@@ -258,7 +259,8 @@ def _refuse_missing(name: str, value: Any, known: set[str]) -> None:
 
 
 def _refuse_unsendable(name: str, value: Any) -> None:
-    """Refuses what an engine cannot be sent: whole numbers of more than 64 bits, at any depth, and endless depth."""
+    """Refuses bodies that an engine cannot be sent: whole numbers of more than 64 bits, at any depth, and endless
+    depth."""
     try:
         msgspec.msgpack.encode(value)
     except OverflowError:

@@ -23,7 +23,7 @@ from draftwood.runtime.text.tokenizer import Tokenizer
 
 PYTHON_TAG = "<|python_tag|>"
 _DECODER = json.JSONDecoder()
-# JSON without choice in its white space: what models have seen, for templates write calls so.
+# JSON without choice in its white space: models have seen this form, because templates write calls so.
 _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -47,8 +47,8 @@ _FORMS = (
     Form(begin="[TOOL_CALLS]", end="", listed=True),
     Form(begin="<tool_call>", end="</tool_call>"),
 )
-# What stands between the same marks in forms that are none of these: XML for each argument (GLM-4, Qwen3-Coder), or the
-# name outside of the JSON (later Mistral).
+# Text between the same marks in forms that are none of these: XML for each argument (GLM-4, Qwen3-Coder), or the name
+# outside of the JSON (later Mistral).
 _OTHERS = ("<arg_key>", "<function=", "[ARGS]")
 
 
@@ -75,7 +75,7 @@ class Call(NamedTuple):
 
 
 class Calls:
-    """Finds calls in a text that comes in pieces. What is no call after all is text again.
+    """Finds calls in a text that comes in pieces. Text that is no call after all is text again.
 
     Args:
         form: how calls are written.

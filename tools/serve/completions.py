@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` and ``/v1/completions``: from a body to texts, and from what they give to an answer."""
+"""``/v1/chat/completions`` and ``/v1/completions``: from a body to texts, and from their results to an answer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Part:
 
 
 class Completion:
-    """One request. ``parts`` decodes it; leaving that early, for whatever reason, drops its texts."""
+    """One request. ``parts`` decodes it; leaving that early, for any reason, drops its texts."""
 
     def __init__(self, model: ServedModel, body: ChatBody | CompletionBody, limit: int, session: str = "") -> None:
         self.model, self.body = model, body

@@ -35,7 +35,7 @@ class RequestRefused(Exception):
         code: str | None = None,
         retry: int | None = None,
     ) -> None:
-        message = str(RequestError(message))  # one printable line, whatever of the request it quotes
+        message = str(RequestError(message))  # one printable line, with any quotes of the request
         super().__init__(message)
         self.status, self.retry = status, retry
         self.body = ErrorAnswer(ErrorBody(message, type, param, code))

@@ -118,8 +118,8 @@ async def _soon(send: Send, message: Message) -> None:
 
 
 def protocol(seconds: float) -> type[H11Protocol]:
-    """uvicorn's protocol with what it lacks: a connection whose request does not become whole in time is closed, and
-    who sends what is no request reads why."""
+    """uvicorn's protocol with two additions: a connection whose request does not become whole in time is closed, and a
+    client that sends no valid request reads why."""
 
     class Deadline(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None

@@ -52,7 +52,7 @@ class Ask(Struct, tag=True, kw_only=True):
     include_stop_str_in_output: bool
     # Whether every step's tree is wanted.
     steps: bool
-    # Texts of one session find what is kept of each other's prompts where they are decoded in one place; "" is none.
+    # Texts of one session find the kept parts of each other's prompts if they are decoded in one place; "" is none.
     session: str = ""
 
 
@@ -116,7 +116,7 @@ class TokenLogprob(TopLogprob):
 
 
 class Step(Struct, kw_only=True):
-    """The draft of a step, for those who look on: rows in parent-before-child order, the root first."""
+    """The draft of a step, for spectators: rows in parent-before-child order, the root first."""
 
     gear: str
     parents: list[int]
@@ -179,7 +179,7 @@ class Encoded(Struct, tag=True):
 
 
 ToEngine = Ask | Cancel | Encode
-# What ends a text.
+# The end of a text.
 Last = Ended | Busy | Refused | Failed
 ToServer = Ready | Caches | Reading | Begun | Piece | Last | Encoded
 

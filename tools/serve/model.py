@@ -1,8 +1,8 @@
-"""A model that is served: its texts, its engine's process, and what happens when that ends.
+"""A served model: its texts, its engine's process, and the process's end.
 
-The engine decides who is admitted and who waits (`draftwood.runtime.sharing`). When its process dies, the texts that it
-had begun end with an error, and those that waited stay. Another process is started: at once, then after ever longer
-pauses.
+The engine decides which texts are admitted and which wait (`draftwood.runtime.sharing`). When its process dies, the
+texts that it had begun end with an error, and those that waited stay. Another process is started: at once, then after
+ever longer pauses.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Full(Exception):
 class Mailbox:
     """Pieces of the texts of one request that nobody has read yet, bounded by the length of their answers.
 
-    So an engine never waits for a reader: one who is slow finds more at once.
+    So an engine never waits for a reader: a slow one finds more at once.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class _Text:
     engine: EngineProcess | None = None
     # Whether an engine has ended while the text waited there: it may be why.
     again: bool = False
-    # Whether an engine reads its prompt and its grammar, which may be what ends an engine: it is not begun again then.
+    # Whether an engine reads its prompt and its grammar, which may end an engine: it is not begun again then.
     reading: bool = False
     begun: float = 0.0
     last: float = 0.0
@@ -110,7 +110,7 @@ class ServedModel:
         self._started = 0.0
         self._pause = FIRST_PAUSE
         self._restarting: asyncio.Task[None] | None = None
-        # Held by who starts an engine, so that there are never two besides the one that is given up.
+        # Held while an engine is started, so that there are never two besides the one that is given up.
         self._starting = asyncio.Lock()
         metrics.follow(lambda: self.running, lambda: self.waiting, lambda: self.cache_usage)
 
@@ -235,14 +235,14 @@ class ServedModel:
             return
         try:
             self._note(text, message)
-        except Exception:  # it ends this text alone, not the reading of what the engine says of others
+        except Exception:  # it ends this text alone, not the reading of messages about others
             log.exception("%s: a text's message cannot be taken", self.name)
             message = Failed(text.ask.id, UNSENT)
         if not isinstance(message, Reading):
             text.receiver.put(text.index, message)
 
     def _note(self, text: _Text, message: ToServer) -> None:
-        """Notes what a message says of its text."""
+        """Notes a message about its text."""
         match message:
             case Reading():
                 text.reading = not message.done

@@ -67,7 +67,7 @@ class EngineProcess:
         return self._process.pid
 
     def listen(self, receive: Callable[[ToServer], None], lost: Callable[[], None]) -> None:
-        """Hands on what the engine says from now on."""
+        """Hands on the engine's messages from now on."""
 
         async def read() -> None:
             while (message := await _read(self._reader)) is not None:

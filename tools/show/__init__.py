@@ -1,1 +1,1 @@
-"""Texts and pictures of what the tools find."""
+"""Texts and pictures of the tools' results."""

@@ -1,4 +1,4 @@
-"""The page of ``draftwood inspect CHECKPOINT``: what was recognised of a teacher or a drafter, before anyone builds."""
+"""The page of ``draftwood inspect CHECKPOINT``: the recognised teacher or drafter, before anyone builds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
     """A teacher's figures, or a drafter's: of a checkpoint next to a ``teacher``, or names no family of teachers.
 
     Raises:
-        CheckpointError: it is neither, or holds what the compiler has no form of; the message names it.
+        CheckpointError: it is neither, or holds something that has no form in the compiler; the message names it.
     """
     if teacher is not None:
         return drafter_figures(path, _opened(teacher))
@@ -103,7 +103,7 @@ def _tokenizer(folder: Path) -> dict[str, Any] | None:
 
 
 def drafter_figures(path: Path, teacher: Checkpoint) -> dict[str, Any]:
-    """A drafter by its teacher: its kind, the states it reads, what it proposes, its sizes."""
+    """A drafter by its teacher: its kind, the states it reads, the tokens it proposes, its sizes."""
     opened = open_drafter(path, teacher)
     model = opened.model
     sizes = asdict(model.config)
@@ -183,7 +183,7 @@ def _block_rows(block: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def rope_text(theta: float, scaling: Mapping[str, Any] | None) -> str:
-    """Base and scaling, of the scaling what its kind reads."""
+    """Base and scaling; of the scaling the fields that its kind reads."""
     if scaling is None:
         return f"default, base {theta:g}"
     original = f" of {scaling['original_max_positions']} tokens" if scaling["kind"] != "linear" else ""

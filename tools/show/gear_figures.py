@@ -1,4 +1,4 @@
-"""The use of each gear of a bundle: the texts that it fits, what its step is expected to gain, and what it takes."""
+"""The use of each gear of a bundle: the texts that it fits, and its step's expected gain and time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADING = ("gear", "trees", "rows", "KV", "text to", "texts", "greedy", "sampled
 def gear_figures(bundle: Bundle, engine: str) -> list[dict[str, Any]]:
     """A gear at a time: tokens expected of a step and its time, after half of the longest text that it fits.
 
-    Tokens are None if no plan says what to expect, times where neither ``tune`` nor a plan has measured.
+    Tokens are None if no plan has expectations, times if neither ``tune`` nor a plan has measured.
     """
     tuned = tuned_times(bundle, engine, threads=None)
     gears = Gears.of(bundle, tuned)

@@ -20,7 +20,7 @@ from draftwood.runtime.bundle import Bundle
 
 # The first weight that a block of the teacher reads.
 _FIRST_WEIGHT = re.compile(r"layers\.(\d+)\.attn_norm\.weight")
-# What carries no operator of the program.
+# Nodes that carry no operator of the program.
 _CARRIERS = ("Const", "FileConstant", "Data", "RefData", "NetOutput")
 
 

@@ -1,4 +1,4 @@
-"""A plan in words: what was chosen, what it is expected to gain, and why."""
+"""A plan in words: its choices, their expected gain, and the reasons."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _stairs(cost: Cost) -> Iterable[str]:
 
 
 def _curve(plan: Plan) -> str:
-    """Best accept length at 1, 2, 4, ... nodes, and what the last node there adds."""
+    """Best accept length at 1, 2, 4, ... nodes, and the gain of the last node there."""
     curve, heldout = plan.curve, plan.curve_heldout
     rows: list[Sequence[object]] = [("nodes", "counted", "gain of the last node", "held out")]
     sizes = sorted({2**i for i in range(len(curve).bit_length()) if 2**i < len(curve)} | {len(curve) - 1})
@@ -159,7 +159,7 @@ def _curve(plan: Plan) -> str:
 
 
 def _nodes(tree: PlannedTree) -> str:
-    """The nodes of a tree by what they gain; long trees in part."""
+    """The nodes of a tree by their gain; long trees in part."""
     counted, heldout = tree.counted_shares, tree.heldout_shares
     order = sorted(range(len(counted)), key=lambda i: (-counted[i], len(tree.paths[i]), tree.paths[i]))
     rows: list[Sequence[object]] = [("node", "gain", "held out", "")]
