@@ -19,8 +19,8 @@ NAME_NPUS = "import torch, torch_npu as _; print(*map(torch.npu.get_device_name,
 CANN_LIBRARIES = ("libhccl.so", "libascendcl.so", "libge_runner.so", "libgraph.so", "libacl_op_compiler.so")
 # 8.1.RC1, 8.5.0, 8.5.0.alpha002, 9.2.0-beta.2. A number of a repair may follow; a build (7.7.0.1.238) is longer.
 _RELEASE = r"(\d+\.\d+\.\w+(?:[.-](?:alpha|beta)[\w.]*)?)(?:\.\d+)?"
-# The files below CANN's folder that state its release, and how, of 8.1 to 9.2. Where `version.info` has both,
-# `Version` is a build.
+# The files below CANN's folder that state its release, and how, of 8.1 to 9.2. If `version.info` has both, `Version` is
+# a build.
 CANN_VERSIONS = (
     ("*-linux/ascend_toolkit_install.info", rf"^version={_RELEASE}\s*$"),
     ("version.cfg", rf"^\w+_running_version=\[[^:\]]*:{_RELEASE}\]"),
@@ -93,7 +93,7 @@ def cann_version() -> str | None:
 
 
 def shield_torch() -> None:
-    """Makes ``import torch`` work where torch_npu is installed but CANN is not; a choice of the user stands.
+    """Makes ``import torch`` work if torch_npu is installed but CANN is not; a choice of the user stands.
 
     Goes through the environment, so that processes started from this one are shielded as well.
     """

@@ -56,7 +56,7 @@ class RequestError(UserError):
 
 
 class BusyError(RequestError):
-    """A text that would have to wait where as many as may wait do."""
+    """A text that would have to wait although as many wait as may."""
 
 
 class NumericError(UserError):

@@ -53,7 +53,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_regular(path: Path, limit: int = MOST_BYTES) -> bytes:
-    """The bytes of a regular file of at most ``limit`` bytes; OSError as `open_regular`, and where it is larger."""
+    """The bytes of a regular file of at most ``limit`` bytes; OSError as `open_regular`, and if it is larger."""
     parts, size = [], 0
     with open_regular(path) as file:
         while part := file.read(_PART_BYTES):  # asked for all at once, memory is taken for the limit
@@ -65,7 +65,7 @@ def read_regular(path: Path, limit: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, limit: int = MOST_BYTES) -> str:
-    """The UTF-8 text of a regular file, without a byte order mark, line ends as \\n; OSError also where it is another.
+    """The UTF-8 text of a regular file, without a byte order mark, line ends as \\n; OSError also if it is another.
 
     So all files are read that a person writes: editors write marks, and ends of their own.
     """

@@ -295,7 +295,7 @@ def draft_cache_names(layers: int) -> list[str]:
 
 
 def text_name(text: int | str, name: str) -> str:
-    """Name of an input or output of one text of a graph that serves several; the bare name where ``text`` is empty."""
+    """Name of an input or output of one text of a graph that serves several; the bare name if ``text`` is empty."""
     return f"text{text}.{name}" if text != "" else name
 
 

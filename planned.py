@@ -32,10 +32,10 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class Gear(_Struct, frozen=True):
     """One static shape to decode with: a tree at a KV length.
 
-    Where confidence classes were planned, ``tree`` is that of the lowest, and ``class_trees`` those of the others,
+    If confidence classes were planned, ``tree`` is that of the lowest, and ``class_trees`` those of the others,
     ascending, all of equally many rows.
 
-    ``graph`` and ``draft`` are set by a build: ``graph`` verifies, ``draft`` drafts, None for plain decoding. Where the
+    ``graph`` and ``draft`` are set by a build: ``graph`` verifies, ``draft`` drafts, None for plain decoding. If the
     drafting graph has a cache and a KV length, ``-kv{slots}`` stands after the name. `LOOKUP` is no graph: the tree's
     tokens are looked up in the text.
     """

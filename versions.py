@@ -1,6 +1,6 @@
 """The least releases of CANN that an NPU's graphs need, feature by feature, each with where it was read.
 
-A release counts where public sources of it were read; an older one may do. The engine ``acl`` needs CANN alone; ``npu``
+A release counts if public sources of it were read; an older one may do. The engine ``acl`` needs CANN alone; ``npu``
 needs a torch_npu that is published for the CANN at hand.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Need(NamedTuple):
-    """A feature, by the operator of a graph where it is one, and the first release known to have it."""
+    """A feature, by the operator of a graph if it is one, and the first release known to have it."""
 
     feature: str
     cann: str
@@ -90,19 +90,19 @@ UNSUPPORTED_SOURCE = (
 
 
 def unsupported(chip: str) -> str:
-    """Why the graphs do not run on a chip, in one line; "" where nothing is known against it."""
+    """Why the graphs do not run on a chip, in one line; "" if nothing is known against it."""
     why = next((why for name, why in UNSUPPORTED.items() if chip.startswith(name)), "")
     return f"{chip} is not supported: {why} ({UNSUPPORTED_SOURCE})" if why else ""
 
 
 def acl_problem(cann: str | None) -> str:
-    """Why ``--engine acl`` cannot run with this CANN; "" where it can, or its release is not known."""
+    """Why ``--engine acl`` cannot run with this CANN; "" if it can, or its release is not known."""
     least = least_cann(need.feature for need in LEAST)
     return f"CANN {cann} is older than {least}" if cann and release(cann) < release(least) else ""
 
 
 def npu_problem(torch_npu: str | None, cann: str | None) -> str:
-    """Why ``--engine npu`` is not to be expected to run with these two; "" where nothing speaks against it."""
+    """Why ``--engine npu`` is not to be expected to run with these two; "" if nothing speaks against it."""
     if not torch_npu or not cann:
         return ""
     fits = [name for name, release_ in PAIRS.items() if release_ == cann]

@@ -26,7 +26,7 @@ _TYPES = [
 
 
 def _inputs(*names: str) -> list[OpSchema.FormalParameter]:
-    # "name:type", with "?" at the end where the input may be left out.
+    # "name:type", with "?" at the end if the input may be left out.
     parameters = []
     for text in names:
         name, _, kind = text.rstrip("?").partition(":")

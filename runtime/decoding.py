@@ -42,7 +42,7 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 class Asked(TypedDict, total=False):
     """Options that decide a text besides its prompt; every name may be left out."""
 
-    # New tokens at most, 128 where left out.
+    # New tokens at most, 128 if left out.
     max_new_tokens: int
     # Divides the logits; 0 decodes greedily, which is the default.
     temperature: float

@@ -39,7 +39,7 @@ Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[int]
 class OpenedBundle:
     """A verified bundle on an engine. A context manager; may be used from several threads at once.
 
-    A text for a prompt, a sampling and a seed is always the same, next to any other texts. Only where the teacher's own
+    A text for a prompt, a sampling and a seed is always the same, next to any other texts. Only if the teacher's own
     decision is closer than rounding, ``adaptive``, which goes by measured time, may come to either token.
 
     Example:

@@ -27,7 +27,7 @@ _CHILD = "import sys; from draftwood.runtime.proving import main; sys.exit(main(
 
 
 def proved_engine(bundle: Bundle, opening: Opening) -> Engine:
-    """The engine that an opening names, after the quick proof where this machine has not seen it pass with these files.
+    """The engine that an opening names, after the quick proof if this machine has not seen it pass with these files.
 
     Raises:
         BundleError: a gear differs from plain decoding, or ends the process that runs it.

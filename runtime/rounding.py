@@ -21,7 +21,7 @@ from draftwood.runtime.speculation.sequence import SequenceState
 # The least that is allowed. By rounding and the order of sums, rows of one function differ by some 1e-6 in fp32 for
 # shallow models, and by a few roundings of 4e-3 in half precision. A wrong mask or position moves logits by 1e-1.
 TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
-# Where rows are rounded to int8 and no more is known: measured 2.4e-2 at most of shallow teachers.
+# If rows are rounded to int8 and no more is known: measured 2.4e-2 at most of shallow teachers.
 QUANTISED_TOLERANCE = 5e-2
 # Of the largest value: a step of its rounding to int8.
 STEP = 1 / 127
@@ -43,7 +43,7 @@ class Rounding(NamedTuple):
 
 
 def chosen(engine: Engine, rounded: bool) -> Rounding:
-    """Where nothing can be moved: as shallow teachers need it."""
+    """The allowance if nothing can be moved: as shallow teachers need it."""
     least = HALF_TOLERANCE if engine.half else TOLERANCE
     return Rounding(max(least, QUANTISED_TOLERANCE if rounded else 0.0))
 

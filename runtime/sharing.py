@@ -85,7 +85,7 @@ class Figures:
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """A text that waits for a launch, of its prompt where ``reading`` is given, and how that ended."""
+    """A text that waits for a launch, of its prompt if ``reading`` is given, and how that ended."""
 
     text: Text
     wake: Condition
@@ -207,7 +207,7 @@ class Sharing:
         return True
 
     def step(self, text: Text) -> bool:
-        """One step of the text, in a launch with others where others wait; False if it was cancelled.
+        """One step of the text, in a launch with others if others wait; False if it was cancelled.
 
         Raises:
             NumericError: the teacher's logits are no numbers; other texts go on.

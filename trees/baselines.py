@@ -24,7 +24,7 @@ def baselines(
 ) -> dict[str, Topology]:
     """A tree of at most `nodes` nodes by each method, made from `contexts`.
 
-    Where a method leaves a choice (depth, children), the one that gains most on `contexts`.
+    If a method leaves a choice (depth, children), the one that gains most on `contexts` is taken.
     """
     depth = contexts.depth if max_depth is None else min(max_depth, contexts.depth)
     width = contexts.width if max_children is None else min(max_children, contexts.width)

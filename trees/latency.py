@@ -189,7 +189,7 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def draft_s(self, depth: int, width: int, texts: int = 1) -> float:
         """Seconds of one whole draft of `depth` levels with `width` candidates per node, for `texts` texts.
 
-        The cheapest draft in the table that offers both; 0.0 for depth 0 and where there are no draft entries.
+        The cheapest draft in the table that offers both; 0.0 for depth 0 and if there are no draft entries.
 
         Raises:
             TreeError: every draft in the table offers less.

@@ -67,7 +67,7 @@ class Service:
         return float(sum(s * self.of(n, us_C) @ self.shares_L for n, s in self.occupancy.shares.items()))
 
     def of(self, texts: int, us_C: NDArray[np.float64]) -> NDArray[np.float64]:
-        """float64[L]: device time per token where so many texts are there."""
+        """float64[L]: device time per token with so many texts."""
         us_LB = us_C.reshape(len(self.shares_L), len(self.sizes))
         served = [np.zeros(len(us_LB))]
         for n in range(1, texts + 1):

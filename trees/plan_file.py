@@ -131,7 +131,7 @@ class Cost(_Struct, frozen=True):
 class Baseline(_Struct, frozen=True):
     """A tree by another method; its time per token if each context took it at the KV length it needs.
 
-    ``us_per_token`` is None without a latency table, or where the table has no such step or draft.
+    ``us_per_token`` is None without a latency table, or if the table has no such step or draft.
     """
 
     name: Name

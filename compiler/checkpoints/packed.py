@@ -298,7 +298,7 @@ class Gptq(Packing):
 
 
 class PackQuantized(Packing):
-    """compressed-tensors' ``pack-quantized``: words along inputs; of zeros, which are there where a matrix is not
+    """compressed-tensors' ``pack-quantized``: words along inputs; of zeros, which are there if a matrix is not
     symmetric, along outputs."""
 
     key = "weight_packed"

@@ -92,7 +92,7 @@ def _targets(config: Fields) -> Iterator[str]:
 
 
 def _names(config: Fields, field: str, names: Any) -> list[str | re.Pattern[str]]:
-    """Module names, and patterns where they begin with ``re:``."""
+    """Module names, and patterns if they begin with ``re:``."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         config.fail(field, "a list of module names")
     patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]

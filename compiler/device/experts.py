@@ -43,7 +43,7 @@ def mixture_ops(config: MixtureConfig, rows: int) -> list[Op]:
 
 def _grouped(name: str, rows: int, touched: float, inner: int, outer: int) -> Op:
     """Every touched expert's matrix is streamed once, and its rows are padded to fractals."""
-    # Fewer experts than all are touched by a hair even where rows are many: a hair is no fractal of its own.
+    # Fewer experts than all are touched by a hair even if rows are many: a hair is no fractal of its own.
     fractals = math.ceil(rows / touched / FRACTAL_ROWS.value - 1e-3)
     padded = fractals * FRACTAL_ROWS.value * touched
     memory = BYTES * (touched * inner * outer + rows * (inner + outer))

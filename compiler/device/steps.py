@@ -104,7 +104,7 @@ def int8_draft(config: TeacherConfig, int8: bool) -> TeacherConfig:
 
 def step_ops(config: TeacherConfig, rows: int, slots: int, head_rows: int | None = None, texts: int = 1) -> list[Op]:
     """A whole teacher step: commit and verify of `rows` rows of each of `texts` texts, logits of `head_rows` of them
-    (all where None)."""
+    (all if None)."""
     H, V = config.hidden, config.vocabulary
     scored = rows if head_rows is None else head_rows
     branch = config.layers * 2 * config.kv_heads * config.head_dim

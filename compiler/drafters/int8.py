@@ -69,7 +69,7 @@ def _parameters(layers: Iterable[str]) -> tuple[str, ...]:
 
 
 def in_int8(opened: OpenedDrafter, teacher: TeacherConfig) -> OpenedDrafter:
-    """The drafter with its linear layers in W8A8, and an output matrix where it ranks with the teacher's."""
+    """The drafter with its linear layers in W8A8, and an output matrix if it ranks with the teacher's."""
     layers = (*_linear_layers(opened, teacher), *((_HEAD,) if borrows_head(opened, teacher) else ()))
     return OpenedDrafter(opened.model.in_int8(layers), RoundedCheckpoint(opened.checkpoint, layers))
 

@@ -173,7 +173,7 @@ class DraftModel(ABC):
 
     @abstractmethod
     def draft_name(self, tree: str) -> str:
-        """Name of the draft graph of a tree, its KV length aside; alike for all trees where one graph serves all."""
+        """Name of the draft graph of a tree, its KV length aside; alike for all trees if one graph serves all."""
 
     @abstractmethod
     def steps(self, modules: Modules, trees: Trees, sizes: StepSizes, lengths: Lengths) -> list[Step]:
@@ -196,7 +196,7 @@ class DraftModel(ABC):
         return self
 
     def block(self, teacher: TeacherConfig) -> TeacherConfig:
-        """The sizes of its decoder blocks; the teacher's where it has none."""
+        """The sizes of its decoder blocks; the teacher's if it has none."""
         return teacher
 
 

@@ -31,7 +31,7 @@ CODES: Mapping[str, tuple[str, ...]] = {
 }
 _CODE = {getattr(torch, names[0]): code for code, names in CODES.items()}
 _HALVES = ("f2", "b2")
-# Releases that run the graphs at all (`draftwood.versions`); the store's rows hold where none of them lists any.
+# Releases that run the graphs at all (`draftwood.versions`); the store's rows hold if none of them lists any.
 _RUN = ("8.5.0", "9.0.0", "9.1.0")
 
 
@@ -47,7 +47,7 @@ class OperatorTypes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Rows of the AI Core by release, a code for each operand and result; what the AI CPU lists, operand by operand.
 
     ``operands`` are those that graphs give, in the operator's order. ``cpu`` is None if the AI CPU does not know the
-    operator, and "*" where it lists no types. ``read`` names the file that was read by hand, "" where none was.
+    operator, and "*" if it lists no types. ``read`` names the file that was read by hand, "" if none was.
     """
 
     operands: tuple[str, ...]
@@ -122,7 +122,7 @@ def _operand(known: OperatorTypes, name: str) -> str:
 
 
 def _listings(known: OperatorTypes) -> list[tuple[str, ...]]:
-    """The rows of every release that runs the graphs: its own, or those of the store (or HCCL) where it lists none."""
+    """The rows of every release that runs the graphs: its own, or those of the store (or HCCL) if it lists none."""
     by_release = {release: texts for releases, texts in known.rows.items() for release in releases.split()}
     first = next(iter(known.rows.values()), ())
     return list(dict.fromkeys(by_release.get(release, first) for release in _RUN if first))

@@ -18,7 +18,7 @@ ROTARY_MULTIPLE = 64
 
 
 def npu_forms() -> dict[Any, Callable[..., Any]]:
-    """Operator -> function that puts it otherwise, or gives NotImplemented where it may stay."""
+    """Operator -> function that puts it otherwise, or gives NotImplemented if it may stay."""
     return {
         torch.ops.npu.npu_rotary_mul.default: _rotary,
         torch.ops.aten.select.int: _select,

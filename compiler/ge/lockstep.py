@@ -1,6 +1,6 @@
 """Executes the graphs of all ranks together. Every rank runs up to a collective, which is computed of all parts.
 
-A device would wait for ever where ranks come to different collectives, or one comes to none; here that is refused.
+A device would wait for ever if ranks come to different collectives, or one comes to none; here that is refused.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Rows that are rounded where they are made. If only integer products read a norm or an activation, it takes over the
-DynamicQuant after it, and the rounding to a half type in between goes."""
+"""Rows that are rounded by the operator that makes them. If only integer products read a norm or an activation, it
+takes over the DynamicQuant after it, and the rounding to a half type in between goes."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def compile_step(
         module: its inputs that ``forward`` changes are changed in place on the device.
         cache: folder for compiled graphs, of this module's content alone.
         eagerly: stop before GE compiles, and run the traced program; needs no device.
-        judge: is given the GE graph (a ``GraphDef`` of its own) before GE compiles it, and raises where it will not do.
+        judge: is given the GE graph (a ``GraphDef`` of its own) before GE compiles it, and raises if it will not do.
 
     Raises, at the first launch, which compiles:
         LoweringError: what ``judge`` has raised, or torchair or GE cannot compile the step; names their logs.

@@ -41,7 +41,7 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     offset: Offset
     length: Offset
     parts: tuple[str, ...]
-    # The element type where it is not the index's: whole numbers.
+    # The element type if it is not the index's: whole numbers.
     dtype: Dtype | None = None
 
 

@@ -1,8 +1,8 @@
 """The layers of a network that is split: each runs its device's part and joins the results as the plan says.
 
-A network is made with a device's sizes (`shared_config`); here its layers are replaced where something has to be
-joined. All devices run the same program. Only a device's weights, the first token of its part of the embedding among
-them, say which device it is.
+A network is made with a device's sizes (`shared_config`); here those layers are replaced whose parts have to be joined.
+All devices run the same program. Only a device's weights, the first token of its part of the embedding among them, say
+which device it is.
 """
 
 from __future__ import annotations

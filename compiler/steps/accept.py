@@ -1,7 +1,7 @@
 """Acceptance: the teacher's draw at every row of a verified tree, and the walk down the tree, inside a graph.
 
-It reads the results of a verify step on the device. The host gets a token a row, whether it is sure, and the path.
-Where a row of the path is not sure the host walks itself, and draws that row from its logits.
+It reads the results of a verify step on the device. The host gets a token a row, whether it is sure, and the path. If a
+row of the path is not sure the host walks itself, and draws that row from its logits.
 """
 
 from __future__ import annotations

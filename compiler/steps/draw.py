@@ -45,7 +45,7 @@ class Settings(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The K best tokens of every row: by logit where top-k or top-p holds, else by logit and noise.
+    """The K best tokens of every row: by logit if top-k or top-p holds, else by logit and noise.
 
     ``height`` is the logit over the temperature, 0 at the peak; ``total`` has the noise added. No other token is above
     ``unseen``, by the measure that they were chosen by. ``mass`` is the sum of all exponentials of the row.
@@ -139,7 +139,7 @@ def _kept(found: Candidates, settings: Settings, free_1: Tensor, vocabulary: int
     rank_TK, share_TK = before_TKK.sum(-1), height_TK.exp()
     before_TK = (before_TKK * share_TK[:, None]).sum(-1)
     inside_TK, ranked_TK = height_TK > found.unseen_T1, rank_TK < settings.top_k_1
-    # The mass of the k best is known where all of them were looked at.
+    # The mass of the k best is known if all of them were looked at.
     known_TK = torch.where(inside_TK, share_TK, float("inf"))
     best_mass_T1 = torch.where(ranked_TK, known_TK, 0.0).sum(-1, keepdim=True)
     mass_T1 = torch.where(settings.top_k_1 < vocabulary, best_mass_T1, found.mass_T1)

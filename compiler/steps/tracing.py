@@ -21,9 +21,9 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 def trace(step: Step, device: torch.device | None = None) -> ExportedProgram:
-    """torch.export of one step; on fake tensors where the step's module has them and their mode is on.
+    """torch.export of one step; on fake tensors if the step's module has them and their mode is on.
 
-    ``device`` is where the module's weights are, if not on the host.
+    ``device`` holds the module's weights, if not the host.
     """
     shapes = [
         {i: Dim.AUTO for i, size in enumerate(spec.shape) if isinstance(size, str)} or None

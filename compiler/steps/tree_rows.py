@@ -56,7 +56,7 @@ class BudgetRows(nn.Module):
 class FixedRows(nn.Module):
     """One of the trees of equally many rows that a gear has, by the confidence that their ``bounds`` divide.
 
-    Where levels are ranked, ``candidates`` a level, a node's token stands at its depth and rank.
+    If levels are ranked, ``candidates`` a level, a node's token stands at its depth and rank.
     """
 
     parents_CT: Tensor

@@ -30,7 +30,7 @@ def bundle_modules(manifest: Manifest, weights: Mapping[str, Tensor], ranks: int
 
 
 def whole_npu_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """The weights of the NPU's graphs by name, joined where they are split over ranks."""
+    """The weights of the NPU's graphs by name, joined if they are split over ranks."""
     parts = [bundle_npu_weights(folder, graphs) for graphs in manifest.rank_sets("ge")]
     if len(parts) == 1:
         return parts[0]

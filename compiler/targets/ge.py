@@ -57,7 +57,7 @@ class GeTarget(Target):
     splits = True
 
     def precision(self, config: TeacherConfig) -> Storage:
-        """The teacher's own type where the fused attention takes it, else bf16, which has fp32's range."""
+        """The teacher's own type if the fused attention takes it, else bf16, which has fp32's range."""
         plain = FP16 if config.dtype == "float16" else BF16
         if config.packed:
             return nbits(plain)

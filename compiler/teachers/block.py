@@ -137,7 +137,7 @@ class Norm(nn.Module):
 
 
 def rotated_pair(q_1TND: Tensor, k_1TKD: Tensor, cos_1T1D: Tensor, sin_1T1D: Tensor) -> tuple[Tensor, Tensor]:
-    """Both turned, by one operator of the NPU where it takes the head dimension."""
+    """Both turned, by one operator of the NPU if it takes the head dimension."""
     if q_1TND.shape[-1] in FUSED_ROTARY:
         return torch.ops.draftwood.rotary_pair(q_1TND, k_1TKD, cos_1T1D, sin_1T1D)
     q, k = (torch.ops.npu.npu_rotary_mul(x, cos_1T1D, sin_1T1D) for x in (q_1TND, k_1TKD))

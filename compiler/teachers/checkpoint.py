@@ -97,7 +97,7 @@ class Checkpoint:
         return self.reader.grouped(name)
 
     def weight(self, name: str) -> Tensor:
-        """A weight under our name, made of its parts; linear weights are [out, in], int8 [in, out] where quantised."""
+        """A weight under our name, made of its parts; linear weights are [out, in], int8 [in, out] if quantised."""
         return self.parts[name].read(self.tensor)
 
     def matrix(self, name: str) -> Tensor:

@@ -55,7 +55,7 @@ def moved_rows(moved_L2PKD: Tensor) -> list[Tensor]:
 
 
 class Embedding(nn.Embedding):
-    """A row for each token; it also scores hidden states where the output matrix is the embedding."""
+    """A row for each token; it also scores hidden states if the output matrix is the embedding."""
 
     def scores(self, hidden_RH: Tensor) -> Tensor:
         """Logits [R, V]."""

@@ -88,7 +88,7 @@ class MixtureLayer(Layer):
 
 
 class MixtureDecoder(Decoder):
-    """A decoder with mixture layers, and plain layers where the configuration has them."""
+    """A decoder with mixture layers, and plain layers if the configuration has them."""
 
     config: MixtureConfig
 

@@ -49,7 +49,7 @@ _SPLITS = {
 # Cut as GPT-2 does; of the second with each digit alone.
 _AS_GPT2 = ("gpt-2", "default", "mpt", "olmo", "phi-2")
 _DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
-# A word that is a token is one, even where no merges lead to it.
+# A word that is a token is one, even if no merges lead to it.
 _WHOLE_WORDS = (*_AS_LLAMA3, "tekken", "glm4")
 # Kinds of vocabulary and pre-tokenizers whose texts begin with the begin token unless the file says otherwise.
 _BEGUN = ("llama", *_AS_LLAMA3, "tekken")

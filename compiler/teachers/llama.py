@@ -24,7 +24,7 @@ class Llama(Family):
     # Fields that change the function, with the values that do not; a relative that has the function takes them out.
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NEUTRAL
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention",)
-    # Base of the rotary frequencies where config.json names none.
+    # Base of the rotary frequencies if config.json names none.
     default_theta: ClassVar[float] = 10_000.0
     # The defaults of the family's own configuration class for fields that config.json leaves out; null stays null.
     defaults: ClassVar[Mapping[str, object]] = {"bos_token_id": 1, "eos_token_id": 2}

@@ -42,7 +42,7 @@ class RoundedMatrix:
 
 
 def rounded_layers(checkpoint: Checkpoint) -> list[str]:
-    """Our names of the linear layers that are rounded where their numbers are plain, the output matrix among them."""
+    """Our names of the linear layers that are rounded if their numbers are plain, the output matrix among them."""
     quantised = checkpoint.config.quantised
     return [
         name for name in linear_layers(checkpoint.parts) if name.rpartition(".")[2] in _LAYERS and name not in quantised

@@ -218,7 +218,7 @@ def _add(path: Path, tokenizer: Tokenizer, added: Mapping[int, AddedToken]) -> N
 
 
 def _surround(tokenizer: Tokenizer, config: Fields, named: Mapping[str, str]) -> None:
-    """Puts the begin token before a text, and the end token after it, where the configuration asks for them."""
+    """Puts the begin token before a text, and the end token after it, if the configuration asks for them."""
     begin = named.get("bos_token") if config.flag("add_bos_token", True) else None
     end = named.get("eos_token") if config.flag("add_eos_token", False) else None
     marks = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys((begin, end)) if text]

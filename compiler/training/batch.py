@@ -52,7 +52,7 @@ class Batch:
         return states_BSH.gather(1, index_BCH)
 
     def ahead(self, distance: int) -> Tensor:
-        """The token ``distance`` after each context's slot, int64 [B, C]; the padding's where there is none."""
+        """The token ``distance`` after each context's slot, int64 [B, C]; the padding's if there is none."""
         return self.ids_BS.gather(1, (self.slot_BC + distance).clamp(max=self.ids_BS.shape[1] - 1))
 
     def targets(self, levels: int) -> Tensor:

@@ -122,8 +122,8 @@ def drawn(distribution: Distribution, temperature_R: Tensor, vocabulary: int, se
 class HeadLoss(torch.autograd.Function):
     """``apply(features_RH, output_VH, weight_R, target, order_R)``: the weighted sum of the rows' losses, and each.
 
-    ``order_R`` is the order in which rows are taken. Gradients reach the features, and the output matrix where it
-    is trained; the single losses, float32 [R], carry none.
+    ``order_R`` is the order in which rows are taken. Gradients reach the features, and the output matrix if it is
+    trained; the single losses, float32 [R], carry none.
     """
 
     @staticmethod

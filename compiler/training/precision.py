@@ -1,4 +1,4 @@
-"""bfloat16 where the machine multiplies it fast, float32 elsewhere."""
+"""bfloat16 if the machine multiplies it fast, float32 elsewhere."""
 
 from __future__ import annotations
 

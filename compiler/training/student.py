@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Rows whose logits are ranked at a time.
 _RANKED = 256
 
-# Of a level and some contexts what is added to the logits, float32 [N, V] where the logits are.
+# The numbers added to the logits for a level and some contexts, float32 [N, V], on the logits' device.
 LevelNoise = Callable[[int, slice], Tensor]
 
 
@@ -62,7 +62,7 @@ class Student(nn.Module):
         self.register_buffer("output_VH", output_VH.to(dtype), persistent=False)
 
     def start_from(self, teacher: FrozenTeacher) -> None:
-        """Sets what is trained to where the training begins, from the teacher's own weights where they serve."""
+        """Sets the trained parts to their beginning, from the teacher's own weights if they serve."""
         raise NotImplementedError
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
@@ -102,8 +102,8 @@ class Student(nn.Module):
     def distribution_loss(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy with the teacher's distribution, weighted; and summed by level, [I].
 
-        Where the teacher wrote a token that the drafter cannot propose there is nothing to learn. On greedy text this
-        is EAGLE-3's rule, which asks for the teacher's best token. On sampled text a place counts by the share of the
+        If the teacher wrote a token that the drafter cannot propose there is nothing to learn. On greedy text this is
+        EAGLE-3's rule, which asks for the teacher's best token. On sampled text a place counts by the share of the
         teacher's distribution that can be proposed.
         """
         if self.ids_V is not None:
@@ -157,7 +157,7 @@ class Student(nn.Module):
 
     @torch.no_grad()
     def ranks(self, batch: Batch, candidates: int, features_NIH: Tensor, noise: LevelNoise | None = None) -> Tensor:
-        """Rank of the true token among each level's candidates, int64 [N, I]; ``candidates`` where it is not there.
+        """Rank of the true token among each level's candidates, int64 [N, I]; ``candidates`` if it is not there.
 
         ``features_NIH`` are the batch's, from ``frozen``; ``noise`` is added to the logits.
         """

@@ -93,7 +93,7 @@ class FrozenTeacher:
 
     @property
     def output_VH(self) -> Tensor:
-        """The output matrix, of numbers even where it is quantised."""
+        """The output matrix, of numbers even if it is quantised."""
         if self.config.tied:
             return self.decoder.embed.weight
         head = self.decoder.lm_head
@@ -202,7 +202,7 @@ def device_named(name: str | None) -> torch.device:
     """The device of a name, ``cpu`` or ``cuda``; without one the GPU if there is one.
 
     Raises:
-        RequestError: ``cuda`` where PyTorch finds no GPU.
+        RequestError: ``cuda`` if PyTorch finds no GPU.
     """
     there = torch.cuda.is_available()
     if name == "cuda" and not there:

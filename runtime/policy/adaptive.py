@@ -80,7 +80,7 @@ class Option(NamedTuple):
 class Way:
     """A launch with an option for every text. ``us`` is its time as weighed, ``most_us`` as it will be.
 
-    Where rows are padded, every text takes as long as the one of the most rows.
+    If rows are padded, every text takes as long as the one of the most rows.
     """
 
     def __init__(self, options: Sequence[Option], rows: Sequence[int], padded: bool) -> None:
@@ -102,7 +102,7 @@ class Way:
 class Launch:
     """A chosen launch next to a plain one of the same texts: expected times, then the time that it took.
 
-    Where a text ``grows`` to another KV length, the launch tells nothing. ``tried`` if it is expected to lose.
+    If a text ``grows`` to another KV length, the launch tells nothing. ``tried`` if it is expected to lose.
     """
 
     def __init__(self, learned: Learned, way: Way, plain: Way, grows: bool = False, tried: bool = False) -> None:
@@ -138,7 +138,7 @@ class Launch:
         if self._late > FEW * self.texts:
             # The extra time of a late draft is no time of the gear, which would be given up for its first step.
             self._learned.times(1).caught_up(self._late, us - self._times.mean_us(self._way.costs))
-        # A drafter's launch hardly becomes shorter where some texts decode plainly: it tells nothing of their parts.
+        # A drafter's launch hardly becomes shorter if some texts decode plainly: it tells nothing of their parts.
         elif not self._grows and (len(drafting) in (0, len(lengths)) or all(map(gears.looks_up, drafting))):
             for gear in drafting or lengths:
                 self._times.observe(gear, lengths[gear], us / expected_us * self._times.us(gear, lengths[gear]))

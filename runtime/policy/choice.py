@@ -22,7 +22,7 @@ class Policies:
     Args:
         name: ``adaptive`` learns from the texts; ``plain`` does not draft; a gear's name takes its tree, from its KV
             length on.
-        times: steps timed on this machine; the plan's where there are none.
+        times: steps timed on this machine; the plan's if there are none.
 
     Raises:
         RequestError: neither a policy nor a gear has that name.

@@ -19,8 +19,8 @@ from draftwood.trees import Topology
 
 RankPath = tuple[int, ...]
 
-# How likely every level of a tree goes on where nothing was counted, in greedy and in sampled text. This is too hopeful
-# of deep trees. The first steps correct hope, while a doubt would keep a tree from ever being tried.
+# How likely every level of a tree goes on if nothing was counted, in greedy and in sampled text. This is too hopeful of
+# deep trees. The first steps correct hope, while a doubt would keep a tree from ever being tried.
 HOPE = {True: 0.85, False: 0.7}
 # The answers a level that a plan's counts stand for, and that a mere hope stands for.
 STRENGTH, WEAK_STRENGTH = 300.0, 4.0
@@ -54,7 +54,7 @@ class Drafted(NamedTuple):
 
 
 def reached(drafted: Drafted, prior: Prior | None, greedy: bool, match: int = 0) -> list[float]:
-    """The share of steps that come to each level, by the counts of a plan, or by hope where there are none.
+    """The share of steps that come to each level, by the counts of a plan, or by hope if there are none.
 
     ``match`` is the class of the match, for a tree that is looked up.
     """

@@ -57,7 +57,7 @@ class Asking(NamedTuple):
 class FixedTree:
     """Always one tree, at the smallest KV length that holds it from ``least_slots`` on.
 
-    Where the tree no longer fits into the largest KV length, plain decoding goes on to the end.
+    If the tree no longer fits into the largest KV length, plain decoding goes on to the end.
     """
 
     def __init__(self, bundle: Bundle, tree: str, least_slots: int = 0) -> None:

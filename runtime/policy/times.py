@@ -22,7 +22,7 @@ SHARED_GAIN, OWN_GAIN = 0.2, 0.02
 # A gear with fewer than three of so many steps may have another pace. Machines have other guests, and these do not slow
 # down every gear alike.
 AGED = 200
-# The guess for a row more where nobody has timed the gears, in plain steps.
+# The guess for a row more if nobody has timed the gears, in plain steps.
 GUESS_ROW = 0.06
 # First, the late tokens that a measured time of them counts as, and that none at all counts as. Then the share that is
 # left of earlier launches' tokens after each launch. Last, how many times the expected time one launch may say.
@@ -34,7 +34,7 @@ KEPT_LATE, MOST_LATE = 0.9, 4.0
 class TimeTable:
     """Microseconds of a step of each gear after n tokens: ``base[g] + slope[g] * n``.
 
-    Where ``absolute`` is False, nothing was measured: a plain step is 1 by definition, the others are guesses.
+    If ``absolute`` is False, nothing was measured: a plain step is 1 by definition, the others are guesses.
     """
 
     base: tuple[float, ...]
@@ -104,7 +104,7 @@ class StepTimes:
         self._late_us = self._late_tokens * table.late
 
     def us(self, gear: int, length: int) -> float:
-        """Expected microseconds; in plain steps where nothing was measured yet."""
+        """Expected microseconds; in plain steps if nothing was measured yet."""
         return self.table.us(gear, length) * self._own[gear] * self._pace.busy
 
     def mean_us(self, costs: Sequence[tuple[int, int]]) -> float:
@@ -117,7 +117,7 @@ class StepTimes:
         return len(recent) < 3 or self._steps - recent[0][0] >= AGED
 
     def catch_up_us(self, tokens: int) -> float:
-        """Microseconds of a draft in addition where so many tokens are late."""
+        """Microseconds of a draft in addition if so many tokens are late."""
         return self._late_us / self._late_tokens * tokens
 
     def observe(self, gear: int, length: int, us: float) -> None:

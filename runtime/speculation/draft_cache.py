@@ -73,7 +73,7 @@ class DraftCache:
         self._features.append(features)
 
     def next_rows(self, rows: int) -> Buffer:
-        """Where an engine writes features [rows, F] that it keeps: not where those lie that wait."""
+        """The place of an engine's features [rows, F] that it keeps: not that of the waiting ones."""
         if not self._kept:
             self._kept = [self._zeros((rows, self.drafter.features)) for _ in range(2)]
         self._kept.reverse()

@@ -226,7 +226,7 @@ class Drafting:
             self._extend(state, cache.waiting - 1)
 
     def catch_up(self, state: SequenceState) -> None:
-        """Writes waiting rows where they have become many, as in a prompt or in a text that is decoded plainly."""
+        """Writes waiting rows if they have become many, as in a prompt or in a text that is decoded plainly."""
         while state.draft is not None and state.draft.waiting > MOST_WAITING:
             self._extend(state, state.draft.waiting - 1)
 

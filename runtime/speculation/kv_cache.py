@@ -2,7 +2,7 @@
 
 A verify step leaves its T rows after the committed length: the *branch*. ``commit`` keeps the accepted path and drops
 the rest. Rows that already lie in place are committed by length alone; the others are moved there. ``rollback`` is a
-smaller length. Where a graph moves the rows itself, in its next write, see `deferred_cache`.
+smaller length. If a graph moves the rows itself, in its next write, see `deferred_cache`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ HOPE = 4.0
 MOST_WAYS = 16
 # Rank of a node that was looked up, in a tree of a drafter's, which proposes nothing of that rank.
 LOOKED_UP = MAX_RANK
-# In place of a candidate that the text does not offer. It is accepted where it happens to be right, like any other.
+# In place of a candidate that the text does not offer. It is accepted if it happens to be right, like any other.
 NOTHING = 0
 
 
@@ -242,7 +242,7 @@ class TextIndex:
             self._place, self._reach = corpus._ways[self._place][token], self._reach + 1
 
     def _ended(self, state: int, token: int) -> int:
-        """The state of a state's longest string with the token after it; split from a longer one's where need be."""
+        """The state of a state's longest string with the token after it; split from a longer one's if need be."""
         ways, link = self._ways, self._link
         whole = ways[state][token]
         if self._size[whole] == self._size[state] + 1:

@@ -49,7 +49,7 @@ def _nodes(draft: Draft) -> dict[RankPath, tuple[int, float]]:
     rows = zip(draft.tree.parents.tolist(), draft.tree.ranks.tolist(), draft.tokens_T.tolist(), strict=True)
     for (parent, rank, token), score in zip(list(rows)[1:], draft.scores_M.tolist(), strict=True):
         paths.append((*paths[parent], rank))
-        # Where levels are ranked a score is the candidate's own.
+        # If levels are ranked a score is the candidate's own.
         scores.append(min(score + (scores[parent] if draft.candidates_IK is not None else 0.0), scores[parent]))
         places[paths[-1]] = token, exp(scores[-1])
     return places

@@ -181,7 +181,7 @@ def _winner(logits_V: Logits, peak: np.float32, temperature: float, key: Key) ->
 def _best_of(
     blocks_n: NDArray[np.intp], logits_V: Logits, peak: np.float32, temperature: float, key: Key
 ) -> tuple[int, float]:
-    """The winner of some blocks, which ascend where ties are to go to the lowest id, and how high it is."""
+    """The winner of some blocks, which ascend if ties are to go to the lowest id, and how high it is."""
     ids_nL = blocks_n[:, None] * BLOCK + np.arange(BLOCK)
     heights_nL = _heights(logits_V.take(ids_nL, mode="clip"), peak, temperature)
     heights_nL += block_gumbels(blocks_n.astype(np.int32), key)

@@ -43,7 +43,7 @@ class SequenceState:
         # Token ids and the numbers added to their logits before a draw.
         self.bias: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
         self.root = 0
-        # The committed tokens; their index, besides a corpus if one was given, is made where a gear looks tokens up.
+        # The committed tokens; their index, besides a corpus if one was given, is made when a gear looks tokens up.
         self.tokens: list[int] = []
         self._index: TextIndex | None = None
         self.corpus = corpus
@@ -93,7 +93,7 @@ class SequenceState:
     def branched(self, tokens_T: NDArray[np.int64], features_TF: NDArray[np.float32] | None = None) -> None:
         """A verify step has run the rows of a tree; ``commit`` chooses from them. Views are taken, not copies.
 
-        Without ``features`` they stay where the engine has them, which gives those of the chosen rows to ``commit``.
+        Without ``features`` they stay on the engine's side, which gives those of the chosen rows to ``commit``.
         """
         self._open = tokens_T, features_TF
         self.kv.branched(len(tokens_T))

@@ -83,8 +83,8 @@ class Outcome(NamedTuple):
     Args:
         gear: that ran.
         length: committed tokens before the step.
-        path: the rank path that the teacher accepted, even where the text ends on it; empty if nothing was drafted.
-            Nodes that were looked up besides a drafter's have rank `LOOKED_UP`.
+        path: the rank path that the teacher accepted, even if the text ends on it; empty if nothing was drafted. Nodes
+            that were looked up besides a drafter's have rank `LOOKED_UP`.
         gained: tokens, the bonus counted.
         rank: of the bonus among the candidates at the path's end, if the drafter's list is known: one that no tree has
             if it is beyond the list. None if only the tree's own nodes are known.

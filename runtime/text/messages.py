@@ -74,7 +74,7 @@ class Chat:
 
 
 def _final(message: dict[str, Any]) -> str:
-    """A message's text, which may be the last of its parts; "" where there is none but white space."""
+    """A message's text, which may be the last of its parts; "" if there is none but white space."""
     content = message.get("content")
     if isinstance(content, list):
         texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]

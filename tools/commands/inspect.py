@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
 def _checkpoint(subject: str) -> Path | None:
     """The teacher or drafter of a name or path that is neither a bundle nor a tree's file.
 
-    Bundles and trees are inspected where the compiler's packages are missing, so nothing of it is imported for them.
+    Bundles and trees can be inspected without the compiler's packages, so nothing of it is imported for them.
     """
     path = _existing(subject)
     if path is None and subject.startswith(NAMED):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from draftwood.compiler.ge.graph import Graph
 
 
-# Where nothing is allowed, every difference is as many times that as it is large.
+# If nothing is allowed, every difference is as many times that as it is large.
 _LEAST = 1e-30
 # Drafts that a fault is planted in: of one alone a rounding could be more than the fault.
 _ROOTS = 5

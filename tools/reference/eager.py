@@ -30,8 +30,8 @@ from draftwood.tools.reference.held import Held
 class EagerEngine(Held):
     """Runs every step with plain PyTorch attention and no graph; slow, and independent of any lowering.
 
-    In fp32 over the weights of the ONNX graphs; with ``npu``, or where there are none, in the type and over the weights
-    of the NPU's. Every step is held to its invariants.
+    In fp32 over the weights of the ONNX graphs; with ``npu``, or if there are none, in the type and over the weights of
+    the NPU's. Every step is held to its invariants.
     """
 
     def __init__(self, bundle: Bundle, opening: Opening = USUAL, npu: bool = False) -> None:

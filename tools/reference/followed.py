@@ -87,7 +87,7 @@ class Followed(Protocol):
 class FollowingEager(ExchangedEager):
     """Takes one launch of the engine that it follows at a time, each half of a block from that engine's state.
 
-    ``halves`` are then how far the engine's state after each half is from this one's, and the half's addition. Where no
+    ``halves`` are then how far the engine's state after each half is from this one's, and the half's addition. If no
     launch waits it runs freely.
     """
 

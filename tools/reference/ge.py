@@ -49,7 +49,7 @@ class InterpreterExecutor:
         self._opened: dict[str, list[Interpreter]] = {}
 
     def zeros(self, shape: tuple[int, ...]) -> Buffer:
-        """A buffer in the graphs' element type, of every rank where there are several."""
+        """A buffer in the graphs' element type, of every rank if there are several."""
         parts = [torch.zeros(shape, dtype=self.dtype) for _ in self._weights]
         return RankBuffers(parts) if len(parts) > 1 else parts[0]
 

@@ -87,7 +87,7 @@ class HfTeacher:
         Args:
             tokens_T, depths_T: ids, and positions counted from the committed length.
             visible_TT: which row (first index) sees which.
-            last_only: logits of the last row alone, where the model can leave the others out.
+            last_only: logits of the last row alone, if the model can leave the others out.
         """
         rows, committed = len(tokens_T), cache.length
         positions_T = torch.tensor(depths_T) + committed

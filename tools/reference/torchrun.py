@@ -42,7 +42,7 @@ Local = Callable[[Bundle, int], Executor]
 
 
 def local_executor(bundle: Bundle, rank: int) -> Executor:
-    """A rank's graphs on its NPU where there are some, else interpreted."""
+    """A rank's graphs on its NPU if there are some, else interpreted."""
     if not npu_count():
         return InterpreterExecutor(bundle, rank=rank, gathered=_gathered)
     from draftwood.compiler.targets.online import TorchairExecutor
@@ -251,7 +251,7 @@ class RanksEngine(Held, StaticEngine):
         self.ranks = bundle.npu_graphs().ranks
         rank = _own_number(bundle.folder, self.ranks)
         torch.set_num_threads(max((opening.threads or os.cpu_count() or 1) // self.ranks, 1))
-        executor = local(bundle, rank)  # which loads torch_npu, where there is one
+        executor = local(bundle, rank)  # which loads torch_npu, if there is one
         distributed.init_process_group("hccl" if npu_count() else "gloo", timeout=PATIENCE)
         local_rank, orders = Rank(bundle, executor), Orders()
         if rank:

@@ -108,7 +108,7 @@ class ChatAnswer(Answer, kw_only=True):
 
 class ChatChunk(Answer, kw_only=True):
     choices: list[ChatDelta]
-    # Null in every chunk but the last one, and only where it was asked for.
+    # Null in every chunk but the last one, and only if it was asked for.
     usage: Usage | UnsetType | None = UNSET
     # The steps of this chunk, if they were asked for.
     draftwood: list[Step] | UnsetType = UNSET

@@ -63,7 +63,7 @@ class Settings:
     # Without one nobody is asked for a key.
     keys: tuple[str, ...] = ()
     most_body: int = 4 << 20
-    # Tokens of an answer, also where a client names none.
+    # Tokens of an answer, even if a client names none.
     most_tokens: int = 4096
     # Seconds in which a request has to be whole.
     deadline: float = 20.0
@@ -93,7 +93,7 @@ class Service:
         return sum(model.busy for model in self.models.values())
 
     def model(self, name: str | None) -> ServedModel:
-        """By the request's ``model``, which may be left out where there is one alone."""
+        """By the request's ``model``, which may be left out if there is one alone."""
         if name is None and len(self.models) == 1:
             return next(iter(self.models.values()))
         if name is None or name not in self.models:

@@ -28,7 +28,7 @@ _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "ke
 
 
 class Form(Struct, kw_only=True):
-    """How calls are written. ``begin`` is empty if the text itself is one, ``end`` where the text's end ends it.
+    """How calls are written. ``begin`` is empty if the text itself is one, ``end`` if the text's end ends it.
 
     ``special`` has the ids of those marks that are special tokens, which a text does not show by itself.
     """

@@ -1,4 +1,4 @@
-"""Prometheus' metrics, by vLLM's names where it has one, so that dashboards and routers made for it can read them."""
+"""Prometheus' metrics, by vLLM's names if it has one, so that dashboards and routers made for it can read them."""
 
 from __future__ import annotations
 

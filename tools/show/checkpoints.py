@@ -69,7 +69,7 @@ def teacher_figures(folder: Path) -> dict[str, Any]:
 
 
 def _opened(folder: Path) -> Checkpoint:
-    """With the headers of its weights, or without where it is a configuration alone."""
+    """With the headers of its weights, or without if it is a configuration alone."""
     return Checkpoint.open(folder) if any(folder.glob("*.safetensors")) else Checkpoint.describe(folder)
 
 

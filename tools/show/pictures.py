@@ -20,7 +20,7 @@ def draw_picture(
     """Write a PNG picture of `topology` to `path`: the root on top, ranks from left to right.
 
     Args:
-        node_labels: the text inside a row's circle, by row; its rank where none is given.
+        node_labels: the text inside a row's circle, by row; its rank if none is given.
         edge_labels: the text on the edge that leads to a row, by row, such as how often it is taken.
         title: a line above the picture.
     """

@@ -176,7 +176,7 @@ def distill(
         "ends": list(checkpoint.config.eos), "temperatures": list(temperatures),
     }  # fmt: skip
     team, progress, text = team or Team(), Progress(out / "log.jsonl"), tokenizer_of(teacher)
-    # bf16 where it is fast: text that a bf16 teacher would write as well.
+    # bf16 if it is fast: text that a bf16 teacher would write as well.
     model = cache(partial(FrozenTeacher.open, teacher, compute_dtype(device), device))
     if team.rank:
         team.wait()  # until the first has written the settings and its own prompts

@@ -38,7 +38,7 @@ def go_on(student: Student, kind: str, folder: Path, teacher: FrozenTeacher) -> 
 
 
 def load(folder: Path, teacher: FrozenTeacher, levels: int | None = None) -> Student:
-    """A trained drafter, frozen. ``levels`` is how far it drafts where nothing in it says so, as with EAGLE-3.
+    """A trained drafter, frozen. ``levels`` is how far it drafts if nothing in it says so, as with EAGLE-3.
 
     Raises:
         CheckpointError: the folder holds no drafter of this teacher.

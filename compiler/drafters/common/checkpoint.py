@@ -74,7 +74,7 @@ class CachedCheckpoint(Generic[Config]):
         return used.get(name)
 
     def buffers(self, positions: int) -> dict[str, Tensor]:
-        """The network's buffers under our names: rotary tables [positions, D], and the map where it has one."""
+        """The network's buffers under our names: rotary tables [positions, D], and the map if it has one."""
         tables = zip(("draft_cos", "draft_sin"), rope_tables(self.config.block, positions), strict=True)
         mapped = {"teacher_ids": self.ids} if self.config.mapped else {}
         return mapped | {name: torch.from_numpy(table) for name, table in tables}

@@ -55,7 +55,7 @@ def proposals(algorithm: str, verifier: str, teacher: Checkpoint, tokens: int) -
 
 
 def block_fields(block: TeacherConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """The fields of a Llama's configuration, or a Qwen3's where heads have norms."""
+    """The fields of a Llama's configuration, or a Qwen3's if heads have norms."""
     return {
         "model_type": "qwen3" if block.qk_norm else "llama",
         "num_hidden_layers": block.layers,

@@ -107,8 +107,8 @@ def _block(
 
 
 def _qk_norm(inner: Fields, writer: Writer, stored: Collection[str], spelling: Spelling) -> bool:
-    """The class decides where the writer has two; elsewhere ``model_type`` is the teacher's as often as the drafter's,
-    and the tensors say it."""
+    """If the writer has two classes, the class decides. Elsewhere the tensors do, since ``model_type`` is the teacher's
+    as often as the drafter's."""
     kind = inner.get("model_type")
     required = writer is DEEPSPEC or (writer is SPECULATORS and kind == "qwen3")
     return required or (kind != "llama" and f"{spelling.first}.self_attn.q_norm.weight" in stored)

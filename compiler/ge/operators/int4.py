@@ -1,7 +1,7 @@
 """The product of packed weights of four bits as the kernels of a 910B compute it: by the number of rows.
 
 Source: ops-nn 9.1.0, matmul/weight_quant_batch_matmul_v2. Of the templates of its tiling (op_tiling/..._registry.cpp)
-two are left for words in groups of 64 or 128 where GE is asked for deterministic sums:
+two are left for words in groups of 64 or 128 if GE is asked for deterministic sums:
 
 * up to an eighth of a group of rows: MSD (..._tiling_msd.cpp, op_kernel/..._msd_split_k.h). Each row is cut, group by
   group, in three digits of four bits, as shares of its largest number. Their products with the weights are summed

@@ -8,7 +8,7 @@ us and is refused, never ignored. The annotation of an operand says how it is re
     list[Tensor]                a dynamic operand: name0, name1, ...
     int, list[int], Host        read on the host, as numbers or as a tensor: the result's shape may depend on it
 
-That of an attribute is ``Literal`` where the function covers these values alone; others are refused.
+That of an attribute is ``Literal`` if the function covers these values alone; others are refused.
 """
 
 from __future__ import annotations
