@@ -1,4 +1,4 @@
-"""Other programs as `draftwood.tools.lab.peers` opens them, in a file that a process of their own can import."""
+"""Other programs as `draftwood.tools.benchmarks.peers` opens them, in a file that a process of their own can import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from draftwood.tools.lab.peers import Generate
+from draftwood.tools.benchmarks.peers import Generate
 
 
 def broken(model: Path, work: Path, threads: int) -> Generate:

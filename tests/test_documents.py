@@ -26,7 +26,7 @@ from draftwood.tests.gguf_files import save_gguf
 from draftwood.tools import cli
 from draftwood.tools.commands import demo
 from draftwood.tools.demo import fetch, language_model
-from draftwood.tools.lab import latency
+from draftwood.tools.measure import profile
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import write_calibration
 
@@ -182,7 +182,7 @@ def quick(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name, value in (("TUNE_SECONDS", 0.1), ("NEW_TOKENS", 8)):
         monkeypatch.setattr(demo, name, value)
     for name, value in (("SECONDS", 0.0), ("VISIT_SECONDS", 0.0), ("HOST_TOKENS", 8), ("LEAST_ROUNDS", 2)):
-        monkeypatch.setattr(latency, name, value)
+        monkeypatch.setattr(profile, name, value)
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fcntl import F_GETFL, fcntl
 from types import FrameType, ModuleType
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from draftwood.errors import UserError
 from draftwood.version import __version__
@@ -42,8 +42,6 @@ COMMANDS = {
     "serve": "answer clients of OpenAI's interface over HTTP, and show each step on a page",
     "deploy": "serve with engines on Ray: several of a bundle, on this machine or on a cluster's",
     "bench": "compare speculative with plain decoding: tokens and speed",
-    "evaluate": "measure a suite: exactness, speed and every experiment, into a folder that can be resumed",
-    "report": "write what evaluate measured as Markdown: tables and pictures",
     "calibrate": "count the rank paths that a teacher's text takes through a drafter's candidates",
     "profile": "measure, or model, how long the steps of a gear take",
     "tune": "measure every gear of a bundle on this machine, for the policy to choose by",
@@ -56,7 +54,20 @@ COMMANDS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+class Program(NamedTuple):
+    """A command line: its name, its summary, the package that its commands are modules of, and a line for each."""
+
+    name: str
+    summary: str
+    package: str
+    commands: Mapping[str, str]
+
+
+SUMMARY = "Draft trees planned offline, frozen into static graphs, chosen per step by a thin runtime."
+DRAFTWOOD = Program("draftwood", SUMMARY, "draftwood.tools.commands", COMMANDS)
+
+
+def main(argv: Sequence[str] | None = None, program: Program = DRAFTWOOD) -> int:
     """Runs one command and returns its exit code; never raises for what a user can get wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # a process of the command's own
@@ -73,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # No option before the command takes a value, so the first other word is the command.
     command = next((word for word in arguments if not word.startswith("-")), "")
     try:
-        code = _run(command, arguments)
+        code = _run(program, command, arguments)
         sys.stdout.flush()  # here, where a closed pipe is still handled
         return code
     except SystemExit as stop:  # argparse has printed its help, or usage and error
@@ -129,29 +140,26 @@ def _warned(
     return _formatted(message, category, filename, lineno, line)
 
 
-def _run(command: str, arguments: list[str]) -> int:
-    module = importlib.import_module(f"draftwood.tools.commands.{command}") if command in COMMANDS else None
-    return module.main(_parse(command, module, arguments)) if module else _parse_alone(arguments)
+def _run(program: Program, command: str, arguments: list[str]) -> int:
+    if command not in program.commands:  # the parser itself answers: help, version, or usage and error
+        _parse(program, "", None, arguments)
+        return 2
+    module = importlib.import_module(f"{program.package}.{command}")
+    code: int = module.main(_parse(program, command, module, arguments))
+    return code
 
 
-def _parse(command: str, module: ModuleType | None, arguments: list[str]) -> argparse.Namespace:
+def _parse(program: Program, command: str, module: ModuleType | None, arguments: list[str]) -> argparse.Namespace:
     # No abbreviations: a later flag must not change what a script means today.
-    summary = "Draft trees planned offline, frozen into static graphs, chosen per step by a thin runtime."
-    parser = argparse.ArgumentParser(prog="draftwood", description=summary, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog=program.name, description=program.summary, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"draftwood {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, line in COMMANDS.items():
+    for name, line in program.commands.items():
         description = f"{line[0].upper()}{line[1:]}."
         subparser = commands.add_parser(name, help=line, description=description, allow_abbrev=False)
         if module is not None and name == command:
             module.add_arguments(subparser)
     return parser.parse_args(arguments)
-
-
-def _parse_alone(arguments: list[str]) -> int:
-    """Without a known command the parser itself answers: help, version, or usage and error."""
-    _parse("", None, arguments)
-    return 2
 
 
 def _missing(command: str, error: ModuleNotFoundError) -> str:

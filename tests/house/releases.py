@@ -18,7 +18,7 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.sameness import fingerprints
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = "-m draftwood.tools.lab.npu_models small {folder}/small"
+MODEL = "-m draftwood.tools.doctor.npu_models small {folder}/small"
 BUILDS = {
     "medusa": "--tree full:3x2x1",
     "eagle3": "--tree chain:3,budget:6x3x3",

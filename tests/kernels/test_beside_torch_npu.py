@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from draftwood.kernels import NPU_CONTRACTS
-from draftwood.tools.lab.npu_report import PIECES
+from draftwood.tools.doctor.npu_report import PIECES
 
 # As torch_npu registers its operators (codegen/templates/CustomRegisterSchema.cpp of v2.9.0-7.3.0).
 LOADED = """
@@ -19,7 +19,7 @@ for schema in {schemas!r}:
     library.impl(schema.partition("(")[0], device_only, "PrivateUse1")
     libraries.append(library)
 
-from draftwood.tools.lab.npu_probe import verdict
+from draftwood.tools.doctor.npu_probe import verdict
 
 for name in {names!r}:
     told = verdict(name, "cpu", made=lambda module: module)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 ONNX = ("onnx", "onnxscript", "onnx_ir", "matplotlib", "gguf")
 MODULES = (
     *("compiler.bundle.build", "compiler.targets.online", "compiler.targets.captured", "tools.comparison.check"),
-    *("tools.lab.npu_probe", "tools.lab.ranks_probe", "tools.commands.profile", "tools.commands.bench"),
+    *("tools.doctor.npu_probe", "tools.doctor.ranks_probe", "tools.commands.profile", "tools.commands.bench"),
 )
 
 

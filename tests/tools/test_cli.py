@@ -126,7 +126,7 @@ def test_terminated(tmp_path: Path) -> None:
 import signal, sys
 from draftwood.tools import cli
 
-def run(command, arguments):
+def run(program, command, arguments):
     try:
         signal.raise_signal(signal.SIGTERM)
     finally:

@@ -24,9 +24,9 @@ from draftwood.tools.comparison import check as check_command
 from draftwood.tools.comparison.allowed import Allowed
 from draftwood.tools.comparison.check import check, sample_prompts
 from draftwood.tools.comparison.differences import noise_of
-from draftwood.tools.lab.bench import bench
-from draftwood.tools.lab.conversations import turn_prompts
-from draftwood.tools.lab.runner import Way, decode
+from draftwood.tools.measure.bench import bench
+from draftwood.tools.measure.conversations import turn_prompts
+from draftwood.tools.measure.runner import Way, decode
 from draftwood.tools.prompts import read_prompts
 
 CHAT = [{"role": "user", "content": "the cat"}]

@@ -30,7 +30,7 @@ from draftwood.tests import fixtures
 from draftwood.tests.checked import checked
 from draftwood.tools.cli import main
 from draftwood.tools.comparison.differences import agreement
-from draftwood.tools.lab.conversations import Conversation, tokenizer_of
+from draftwood.tools.measure.conversations import Conversation, tokenizer_of
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference import torchrun as ranks_module
 from draftwood.tools.reference.ge import GeEngine

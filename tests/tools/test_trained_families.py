@@ -15,7 +15,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for, widest_gear
 from draftwood.tools.comparison.check import check, sample_prompts
-from draftwood.tools.lab.counting import count_all, jobs
+from draftwood.tools.measure.calibrate import count_all, jobs
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.training.distill import distill
 from draftwood.tools.training.trainer import train

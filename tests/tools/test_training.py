@@ -18,7 +18,7 @@ from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests.bpe import save_tokenizer, train_tokenizer
 from draftwood.tools import cli
-from draftwood.tools.lab.counting import path_of
+from draftwood.tools.measure.calibrate import path_of
 from draftwood.tools.tokenizers import tokenizer_of
 from draftwood.tools.training.distill import TEMPERATURES, Progress, distill
 from draftwood.tools.training.generate import batch_draws, engine_draws, generate

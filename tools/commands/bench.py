@@ -37,9 +37,9 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.engines.choice import open_engine
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.policy import Policies
-    from draftwood.tools.lab.batches import bench_batches
-    from draftwood.tools.lab.bench import bench
-    from draftwood.tools.lab.joining import bench_joining
+    from draftwood.tools.measure.batches import bench_batches
+    from draftwood.tools.measure.bench import bench
+    from draftwood.tools.measure.joining import bench_joining
     from draftwood.tools.prompts import read_prompts
 
     bundle, prompts = Bundle.open(args.bundle), read_prompts(args.prompts)

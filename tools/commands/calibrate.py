@@ -75,7 +75,7 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
     from draftwood.runtime.decoding import Options
     from draftwood.runtime.engines.choice import open_engine
     from draftwood.runtime.engines.sessions import share_threads
-    from draftwood.tools.lab.counting import count_traffic
+    from draftwood.tools.measure.calibrate import count_traffic
     from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration
 
@@ -111,7 +111,7 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
     """
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve
-    from draftwood.tools.lab.counting import count_all, jobs
+    from draftwood.tools.measure.calibrate import count_all, jobs
     from draftwood.tools.prompts import read_prompts
     from draftwood.tools.tokenizers import tokenizer_of
     from draftwood.trees.calibration_file import write_calibration

@@ -84,7 +84,7 @@ def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
     from draftwood.tools.comparison.check import sample_prompts
     from draftwood.tools.comparison.texts import check_texts, print_texts
     from draftwood.tools.demo import resolve
-    from draftwood.tools.lab.conversations import Conversation
+    from draftwood.tools.measure.conversations import Conversation
     from draftwood.tools.prompts import read_prompts
     from draftwood.tools.reference.transformers import HfEngine
 

@@ -42,8 +42,8 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.tuned import keep_times
     from draftwood.tools.demo import language_model
-    from draftwood.tools.lab.gears import tried_gears
-    from draftwood.tools.lab.timer import tune
+    from draftwood.tools.measure.gears import tried_gears
+    from draftwood.tools.measure.tune import tune
     from draftwood.tools.prompts import read_prompts
 
     request = language_model.request()
@@ -114,8 +114,8 @@ def answer_all(engine: CpuEngine, prompts: Sequence[Prompt], fixed: str, times: 
     """Prompts, answered each way in turns."""
     from draftwood.runtime.decoding import Options
     from draftwood.runtime.policy import Policies
-    from draftwood.tools.lab.conversations import turn_prompts
-    from draftwood.tools.lab.runner import Way, measure, median_seconds, warm_up
+    from draftwood.tools.measure.conversations import turn_prompts
+    from draftwood.tools.measure.runner import Way, measure, median_seconds, warm_up
 
     bundle, options = engine.bundle, Options(max_new_tokens=NEW_TOKENS)
     policies = {

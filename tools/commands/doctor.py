@@ -17,8 +17,8 @@ from draftwood import environment
 from draftwood.errors import RequestError
 from draftwood.files import write_whole
 from draftwood.runtime.engines.registry import engines
-from draftwood.tools.lab import machine
-from draftwood.tools.lab.npu_report import describe, npu_report
+from draftwood.tools import machine
+from draftwood.tools.doctor.npu_report import describe, npu_report
 from draftwood.tools.packages import BUILD, EXTRAS, RUN, SERVE, install, version
 from draftwood.version import __version__
 from draftwood.versions import LEAST, acl_problem, npu_problem, unsupported

@@ -17,7 +17,7 @@ from draftwood.compiler.drafters.registry import kind_named, kinds, names, open_
 from draftwood.errors import RequestError
 from draftwood.manifest import MOST_TEXTS
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
-from draftwood.tools.lab.latency import measure
+from draftwood.tools.measure.profile import measure
 from draftwood.tools.show.latency import table_text
 from draftwood.trees.calibration_file import write_out
 

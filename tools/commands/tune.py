@@ -22,7 +22,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.engines.choice import default_engine, open_engine
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.tuned import keep_times
-    from draftwood.tools.lab.timer import tune
+    from draftwood.tools.measure.tune import tune
 
     bundle = Bundle.open(args.bundle)
     engine = args.engine or default_engine(bundle)

@@ -13,7 +13,7 @@ from draftwood.compiler.teachers.precisions import precisions
 from draftwood.compiler.teachers.text import has_tokenizer
 from draftwood.errors import RequestError
 from draftwood.kernels.nbits import BLOCK
-from draftwood.tools.lab.machine import memory
+from draftwood.tools.machine import memory
 from draftwood.tools.prompts import Prompt
 from draftwood.tools.tokenizers import tokenizer_of
 

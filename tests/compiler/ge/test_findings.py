@@ -79,7 +79,7 @@ FINDINGS = {
         f"{GE}element_types.py:test_what_is_said_of_a_node_names_engine_price_and_source",
     ),
     "N3 pairs of torch_npu and CANN, and chips that run nothing": (
-        "tools/test_doctor.py:test_which_engine_a_machine_can_run",
+        "tools/doctor/test_doctor.py:test_which_engine_a_machine_can_run",
     ),
     "N4 passes that act where torch_npu can be imported": (
         f"{GE}online.py:test_the_graph_of_a_device_is_the_one_that_was_proved",
@@ -91,8 +91,8 @@ FINDINGS = {
     ),
     "N8 a first failure was blind": (f"{GE}online.py:test_what_cannot_be_compiled_names_its_logs",),
     "N9 probes tried another layout than the graphs have": (
-        "tools/lab/test_npu_probe.py:test_the_attention_is_tried_as_the_graphs_have_it",
-        "tools/lab/test_npu_probe.py:test_each_probe_sees_a_result_that_is_wrong",
+        "tools/doctor/test_npu_probe.py:test_the_attention_is_tried_as_the_graphs_have_it",
+        "tools/doctor/test_npu_probe.py:test_each_probe_sees_a_result_that_is_wrong",
     ),
     "N10 the line for ATC ran in one folder alone and told no memory; N11 joins are free if GE lays them out": (
         "tools/test_npu.py:test_inspect_shows_every_graph",
@@ -106,8 +106,8 @@ FINDINGS = {
     ),
     "P2 what was documented did not import beside a machine's torch": (
         "kernels/test_without_onnx.py:test_the_modules_of_a_device_need_no_onnx",
-        "test_draft.py:test_beside_the_machines_torch_npu_nothing_is_pinned",
-        "test_draft.py:test_an_environment_beside_torch_npu_sees_the_machines_packages",
+        "test_draft.py:test_next_to_the_machines_torch_npu_nothing_is_pinned",
+        "test_draft.py:test_an_environment_stands_on_a_python_with_torch_npu",
     ),
     "P3 what equals a default was read from where it is left out": (
         f"{GE}quantised.py:test_norms_with_the_operators_own_epsilon",
@@ -121,10 +121,10 @@ FINDINGS = {
         "test_versions.py:test_older_torches_have_a_torch_npu_for_every_cann",
     ),
     "P6 an hour that was cut off left nothing, and tried neither EAGLE-3 nor real widths": (
-        "tools/lab/test_npu_probe.py:test_a_killed_doctor_leaves_what_it_has_found",
-        "tools/lab/test_npu_probe.py:test_a_failed_step_ends_nothing_but_what_needs_it",
-        "tools/lab/test_npu_probe.py:test_what_is_not_begun_in_time_is_left_out",
-        "tools/lab/test_npu_probe.py:test_the_steps_are_draftwoods",
+        "tools/doctor/test_npu_probe.py:test_a_killed_doctor_leaves_what_it_has_found",
+        "tools/doctor/test_npu_probe.py:test_a_failed_step_ends_nothing_but_what_needs_it",
+        "tools/doctor/test_npu_probe.py:test_what_is_not_begun_in_time_is_left_out",
+        "tools/doctor/test_npu_probe.py:test_the_steps_are_draftwoods",
     ),
     "P7 a device that takes no record did not say why": (
         f"{GE}captured.py:test_a_device_that_takes_no_record_is_told_what_helps",

@@ -4,7 +4,7 @@ import pytest
 
 from draftwood.errors import RequestError
 from draftwood.runtime.engines.acl.library import Library
-from draftwood.tools.lab.acl_probe import probe
+from draftwood.tools.doctor.acl_probe import probe
 
 from .ascendcl import AscendCL
 

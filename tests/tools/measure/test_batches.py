@@ -1,0 +1,55 @@
+"""``bench --texts``: equal texts, and figures for every number of texts that was there."""
+
+from pathlib import Path
+
+import pytest
+
+from draftwood.errors import RequestError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decoding import Options
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.policy import Policies
+from draftwood.tools.commands.bench import _print_occupancies
+from draftwood.tools.measure.batches import bench_batches
+from draftwood.tools.prompts import Prompt
+
+TEXTS = 3
+PROMPTS = [
+    Prompt(id=f"{n}", text="the cat sat on the mat "[: 7 + n], conversation=f"{n}", source="cats")
+    for n in range(2 * TEXTS)
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_bundle: Path) -> CpuEngine:
+    return CpuEngine(Bundle.open(tiny_bundle), 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_was_chosen_is_told_for_every_number_of_texts(
+    engine: CpuEngine, temperature: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = Options.of(max_new_tokens=20, temperature=temperature, ignore_eos=True)
+    ways = Policies(engine.bundle, "plain"), Policies(engine.bundle, "chain-2-kv128")
+    report = bench_batches(engine, PROMPTS, options, *ways, TEXTS)
+    assert report["ok"] and report["turns"] == 2 * TEXTS
+    assert [one["texts"] for one in report["occupancies"]] == [1, 2, 3]
+    full = report["occupancies"][-1]
+    assert full["plain_tokens_per_s"] == pytest.approx(report["plain_tokens_per_s"])
+    assert full["speculative_tokens_per_s"] == pytest.approx(report["speculative_tokens_per_s"])
+    # Each text of a full step waits for the whole of it.
+    assert full["plain_ms_per_token"] == pytest.approx(1e3 * TEXTS / full["plain_tokens_per_s"])
+    assert full["chosen"] == [{"launch": 3, "gear": "chain-2-kv128", "share": 1.0}]
+    for one in report["occupancies"]:
+        shares = sum(chosen["share"] for chosen in one["chosen"])
+        assert shares == pytest.approx(1.0) if one["speculative_steps"] else one["chosen"] == []
+    _print_occupancies(report["occupancies"])
+    assert "3: chain-2-kv128 100 %" in capsys.readouterr().out
+
+
+def test_a_round_needs_prompts_and_graphs(engine: CpuEngine) -> None:
+    ways = Policies(engine.bundle, "plain"), Policies(engine.bundle)
+    with pytest.raises(RequestError, match=r"--texts 3: needs 6 prompts or more, got 5"):
+        bench_batches(engine, PROMPTS[:5], Options(), *ways, TEXTS)
+    with pytest.raises(RequestError, match=r"--texts 8: .* has graphs for at most 4"):
+        bench_batches(engine, PROMPTS, Options(), *ways, 8)

@@ -1,0 +1,271 @@
+"""Calibration by answering: what is counted is the teacher's own text, whoever runs the jobs."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftwood.errors import RequestError, TreeError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.policy import widest_gear
+from draftwood.tools.cli import main
+from draftwood.tools.commands.calibrate import figures, parse_temperatures
+from draftwood.tools.measure.calibrate import CANDIDATES, Job, count, count_all, jobs, visited
+from draftwood.tools.prompts import read_prompts
+from draftwood.trees.calibration import Calibration
+from draftwood.trees.calibration_file import read_calibration, write_calibration
+
+TOKENS = 10
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    rows = [
+        {"id": "a/1", "prompt": "the cat sat", "conversation": "a", "source": "cats"},
+        {"id": "a/2", "prompt": "on the mat", "conversation": "a", "source": "cats"},
+        {"id": "b", "prompt": "and the hat", "source": "hats"},
+        {"id": "c", "prompt": "the mat", "source": "hats"},
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def work(prompts: Path, tiny_teacher: Path, tiny_heads: Path) -> list[Job]:
+    (tiny_heads / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    return jobs(
+        read_prompts(prompts),
+        tiny_teacher,
+        tiny_heads,
+        temperatures=(0.0, 0.8),
+        max_new_tokens=TOKENS,
+        size=2,
+    )
+
+
+def test_what_is_counted_is_what_the_bundle_decodes(prompts: Path, work: list[Job], tiny_bundle: Path) -> None:
+    """The rank paths of greedy answers, by the runtime's own engine and drafts, one position after the other."""
+    from draftwood.runtime.bundle import Bundle
+    from draftwood.runtime.decoding import Decoding, Options
+    from draftwood.runtime.engines.cpu import CpuEngine
+    from draftwood.runtime.policy import policy_for
+
+    engine = CpuEngine(Bundle.open(tiny_bundle))
+    text = engine.bundle.tokenizer
+    assert text is not None
+    options = Options(max_new_tokens=TOKENS)
+    counted = Calibration.from_bytes(count(next(job for job in work if len(job.conversations) == 2)), "job")
+    prompt = (
+        text.encode("the cat sat") if not text.has_chat else text.chat([{"role": "user", "content": "the cat sat"}])
+    )
+    answer = Decoding(engine, prompt, options, policy_for(engine.bundle)).run().token_ids
+    contexts = counted.contexts
+    assert contexts.total > 0 and contexts.depth <= 2 and contexts.width <= CANDIDATES
+    whole = [*prompt, *answer]
+    lengths = {-(-length // 64) for length in range(len(prompt), len(whole))}
+    assert lengths <= set(contexts.steps_N.tolist())
+    assert set(counted.tasks) == {"", "cats", "hats"}
+    assert (contexts.bins_N < 32).all()  # every context has a confidence
+
+
+def test_every_executor_counts_the_same(work: list[Job]) -> None:
+    alone = Calibration()
+    done = list(count_all(work, alone, None))
+    assert [job.name for job in done] == [job.name for job in work]
+    with ThreadPoolExecutor(2) as pool:
+        shared = Calibration()
+        list(count_all(work, shared, pool))
+    assert shared == alone and alone.contexts.total > 0 and alone.grouped
+
+
+def test_a_stopped_run_goes_on_where_it_was(work: list[Job]) -> None:
+    whole, part = Calibration(), Calibration()
+    list(count_all(work, whole, None))
+    for _ in zip(range(1), count_all(work, part, None), strict=False):
+        break
+    part = Calibration.from_bytes(part.to_bytes())
+    left = list(count_all(work, part, None))
+    assert len(left) == len(work) - 1 and part == whole
+    assert list(count_all(work, part, None)) == []
+
+
+def test_the_command_and_a_plan_of_what_it_counted(
+    prompts: Path, tiny_teacher: Path, tiny_heads: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tiny_heads / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    stats, plan = tmp_path / "stats.bin", tmp_path / "plan.json"
+    options = [tiny_teacher, "--drafter", tiny_heads, "--prompts", prompts, "--max-new-tokens", "40"]
+    assert main(["calibrate", *map(str, options), "--out", str(stats)]) == 0
+    summary = figures(read_calibration(stats))
+    assert f": {summary['contexts']} contexts added, " in capsys.readouterr().out and summary["contexts"] > 20
+    assert summary["with_confidence"] == summary["with_length"] == summary["contexts"] and summary["grouped"]
+    assert main(["calibrate", *map(str, options), "--out", str(stats)]) == 0
+    assert ": 0 contexts added, " in capsys.readouterr().out
+    assert main(["plan", "--stats", str(stats), "--max-nodes", "5", "--out", str(plan)]) == 0
+    trees = json.loads(plan.read_text())["trees"]
+    assert trees and all(tree["promise"]["counted"]["tokens"] >= 1 for tree in trees)
+
+
+def test_answers_behind_documents_are_counted_at_their_lengths(
+    prompts: Path, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    stats, options = tmp_path / "stats.bin", [str(tiny_bundle), "--prompts", str(prompts), "--max-new-tokens", "8"]
+    assert main(["calibrate", *options, "--behind", "0,100", "--out", str(stats)]) == 0
+    counted = read_calibration(stats)
+    assert set(counted.contexts.steps_N.tolist()) >= {1, 2}
+    past = Bundle.open(tiny_bundle).manifest.dims.context
+    assert main(["calibrate", *options, "--behind", f"0,{past}", "--out", str(tmp_path / "less.bin")]) == 0
+    assert 0 < len(read_calibration(tmp_path / "less.bin").sources) < len(counted.sources)
+
+
+def test_counts_of_other_models_are_not_added(
+    prompts: Path, tiny_bundle: Path, tmp_path: Path, call: Callable[..., str]
+) -> None:
+    """Neither to a file of another drafter nor to one that does not say whose counts it holds."""
+    options = ["--prompts", prompts, "--max-new-tokens", 4, "--out"]
+    stats, unknown = tmp_path / "stats.bin", tmp_path / "unknown.bin"
+    assert main(["calibrate", str(tiny_bundle), *map(str, [*options, stats])]) == 0
+    before, counted = stats.read_bytes(), read_calibration(stats)
+    manifest = Bundle.open(tiny_bundle).manifest
+    assert manifest.drafter and counted.models == {
+        "teacher": manifest.teacher.digest,
+        "drafter": manifest.drafter.digest,
+    }
+    other = shutil.copytree(tiny_bundle, tmp_path / "other")
+    fields = json.loads((other / "manifest.json").read_text())
+    fields["drafter"]["digest"] = "0" * 64
+    (other / "manifest.json").write_text(json.dumps(fields))
+    assert "holds counts of another drafter; take another --out" in call("calibrate", other, *options, stats)
+    assert stats.read_bytes() == before
+    counted.models = {}
+    write_calibration(counted, unknown)
+    assert "nothing says of which models" in call("calibrate", tiny_bundle, *options, unknown)
+
+
+def test_a_teachers_answers_are_not_added_to_those_of_another(work: list[Job], tmp_path: Path) -> None:
+    """By whichever process they were counted."""
+    stats = Calibration()
+    stats.merge(Calibration.from_bytes(count(work[0]), "job"))
+    assert stats.models == work[0].models and work[0].models.keys() == {"teacher", "drafter"}
+    strange = replace(work[1], models={**work[1].models, "teacher": "another"})
+    with pytest.raises(TreeError, match="the counts are of two teachers"):
+        list(count_all([strange], stats, None))
+
+
+@pytest.mark.parametrize("text", ["", "warm", "-1", "0,inf", "nan"])
+def test_temperatures_that_are_none(text: str) -> None:
+    with pytest.raises(RequestError, match="--temperature"):
+        parse_temperatures(text)
+
+
+def test_refusals(
+    tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], call: Callable[..., str]
+) -> None:
+    out = ["--out", str(tmp_path / "stats.bin")]
+    assert "if it is a teacher, give --drafter" in call("calibrate", tiny_teacher, *out)
+    assert "no drafter; expected a folder with" in call("calibrate", tiny_teacher, "--drafter", tmp_path, *out)
+    assert not (tmp_path / "stats.bin").exists()
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must be refused, and returns its one line."""
+
+    def run(*arguments: object) -> str:
+        assert main([str(argument) for argument in arguments]) == 2
+        error = capsys.readouterr().err.strip().splitlines()
+        return error[-1]
+
+    return run
+
+
+def test_contexts_are_those_at_which_a_decoding_stands() -> None:
+    """Half of a text at one token a step, half at three: steps are counted, not positions."""
+    text = [()] * 6 + [(0, 0)] * 6
+    at = [place for _, place in visited({0: text})]
+    assert at == [0, 1, 2, 3, 4, 5, 6, 9]  # a step of two accepted drafts and the bonus passes over two
+    accepted = sum(len(text[place]) for place in at)
+    assert len(text) / len(at) == 1 + accepted / len(at)
+
+
+def test_unknown_contexts_are_passed_and_not_counted() -> None:
+    assert list(visited({7: [(0,), (0,), None, None]})) == [(7, 0)]
+    assert list(visited({7: [None]})) == []
+
+
+def test_a_bundle_counts_what_its_own_steps_accept(
+    prompts: Path, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counted against the accept lengths that `bench` sees on the same turns: they must agree exactly."""
+    stats = tmp_path / "stats.bin"
+    options = [str(tiny_bundle), "--prompts", str(prompts), "--max-new-tokens", "24"]
+    assert main(["calibrate", *options, "--out", str(stats)]) == 0
+    capsys.readouterr()
+    widest = ["--policy", widest_gear(Bundle.open(tiny_bundle))]
+    assert main(["bench", *options, *widest, "--json"]) == 0
+    turns = json.loads(capsys.readouterr().out)["per_turn"]
+    accepted = [length for turn in turns for length in turn["speculative"]["accepted"]]
+    counted = read_calibration(stats)
+    summary = figures(counted)
+    assert summary["contexts"] == counted.contexts.total == len(accepted) > 10
+    paths = counted.rank_paths()
+    assert sum((len(path) + 1) * count for path, count in paths.items()) == sum(accepted)
+    assert summary["with_confidence"] == summary["with_length"] == summary["contexts"] and summary["grouped"]
+    assert main(["calibrate", *options, "--out", str(stats)]) == 0
+    assert ": 0 contexts added, " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_clusters_processes_and_the_job_may_be_killed(
+    prompts: Path,
+    work: list[Job],
+    tiny_teacher: Path,
+    tiny_heads: Path,
+    head: Callable[..., Any],
+    encrypted: None,
+    tmp_path: Path,
+) -> None:
+    """Every conversation is counted once, whatever ends meanwhile: as by this process alone."""
+    pytest.importorskip("ray", reason="needs the extra cluster")
+    rows = [{"id": f"{n}", "prompt": f"the cat sat on the mat {n}", "source": "cats"} for n in range(80)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["calibrate", str(tiny_teacher), "--drafter", str(tiny_heads), "--prompts", str(prompts)]
+    arguments += ["--max-new-tokens", "100", "--out"]
+    assert main([*arguments, str(tmp_path / "alone")]) == 0
+    command = [sys.executable, "-P", "-m", "draftwood.tools.cli", *arguments, str(tmp_path / "spread")]
+    with head("token") as (address, first):
+        for stopped in (True, False):
+            job = subprocess.Popen([*command, "--workers", address], stderr=subprocess.PIPE, text=True)
+            assert job.stderr is not None
+            assert any(" of " in line for line in job.stderr)
+            if stopped:
+                job.kill()
+            else:
+                os.kill(calls_of(first)[0], signal.SIGKILL)
+            job.communicate(timeout=120)
+            assert stopped or job.returncode == 0
+    spread = read_calibration(tmp_path / "spread")
+    assert spread.to_bytes() == read_calibration(tmp_path / "alone").to_bytes()
+    assert len(spread.sources) == 5
+
+
+def calls_of(first: int) -> list[int]:
+    """Ray's processes below one that make a call now."""
+    found = [first]
+    for process in found:
+        for thread in Path(f"/proc/{process}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, thread.read_text().split())
+    names = {one: Path(f"/proc/{one}/cmdline") for one in found}
+    return [one for one, path in names.items() if path.exists() and path.read_text().startswith("ray::count")]

@@ -1,0 +1,51 @@
+"""The bundles that an evaluation measures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from draftwood.errors import RequestError
+from draftwood.manifest import Manifest, read_manifest
+from draftwood.tools import demo
+from draftwood.tools.measure.runner import PLAIN
+
+# A name stands in keys and names of ways, whose parts are told apart by slashes and spaces.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Given(NamedTuple):
+    """A bundle's folder and what it says of itself."""
+
+    folder: str
+    manifest: Manifest
+
+
+def read_given(named: Sequence[str]) -> dict[str, Given]:
+    """Bundles by name, each given as ``DIR``, ``demo`` or ``NAME=DIR``.
+
+    Raises:
+        BundleError: a folder that is no bundle.
+        RequestError: two of one name, a name with other characters, no tokenizer, or bundles of different teachers.
+    """
+    found: dict[str, Given] = {}
+    teachers: dict[str, str] = {}
+    for one in named:
+        before, equals, behind = one.partition("=")
+        folder = demo.bundle(behind if equals else one).resolve()
+        name = before if equals else Path(one).name
+        if not _NAME.fullmatch(name) or name == PLAIN or name in found:
+            raise RequestError(
+                f"--bundle {one}: its name is {name!r}; expected NAME=DIR, a name of its own of letters, digits, . _ -"
+            )
+        manifest = read_manifest(folder)
+        if not manifest.tokenizer:
+            raise RequestError(f"--bundle {one}: has no tokenizer, so text prompts cannot be measured")
+        found[name], teachers[manifest.teacher.digest] = Given(str(folder), manifest), name
+    if len(teachers) > 1:
+        raise RequestError(
+            f"--bundle: {' and '.join(teachers.values())} hold different teachers; measure one at a time"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""The sections, a file each; `draftwood.tools.benchmarks.registry` lists them."""

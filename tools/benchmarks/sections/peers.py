@@ -1,0 +1,157 @@
+"""Other programs on the same checkpoint, in the same run: what is installed takes turns, what is not is named.
+
+Seconds are of a whole text, its prompt counted, for not every peer tells the two apart. Threads are equal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from draftwood.tools.benchmarks.opened import Lab
+from draftwood.tools.benchmarks.peers import PEERS, Generate, compiled_with
+from draftwood.tools.benchmarks.section import Block, Row, Section, Table, Task, grouped
+from draftwood.tools.benchmarks.suite import Ask, Suite
+from draftwood.tools.comparison.differences import agreement
+from draftwood.tools.measure.runner import Way, decode, in_turns
+from draftwood.tools.measure.spread import Interval, ratio
+
+NAME = "peers"
+PROMPTS = 6
+OURS, PLAIN = "draftwood", "plain"
+# What is read from a peer's name: that it speculates.
+LOOKUP = "lookup"
+
+
+def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+    """A prompt at a temperature, with every peer."""
+    for temperature, prompt in product(ask.temperatures, range(ask.limit or PROMPTS)):
+        yield Task(NAME, {"model": suite.model, "temperature": temperature, "prompt": prompt})
+
+
+def _ways(task: Task, ask: Ask, lab: Lab) -> dict[str, Generate]:
+    """Ours, with every bundle, plain and with every policy; then the peers that are installed."""
+    found: dict[str, Generate] = {}
+    for bundle in ask.bundles:
+        opened = lab.opened(bundle)
+        for policy in (PLAIN, *ask.policies):
+            found[f"{OURS} {bundle} {policy}"] = partial(_ours, lab, ask, Way(opened.engine, opened.policies(policy)))
+    others = {name: lab.peer(name) for name in ask.peers or PEERS}
+    return found | {name: peer for name, peer in others.items() if not isinstance(peer, str)}
+
+
+def _ours(lab: Lab, ask: Ask, way: Way, ids: Sequence[int], count: int, temperature: float) -> Sequence[int]:
+    asked = replace(lab.options(ask, temperature, ignore_eos=False), max_new_tokens=count)
+    return decode(way, ids, asked).result.token_ids
+
+
+def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+    """Exports the checkpoint to whoever needs it, and lets each answer once."""
+    if lab.enters(NAME):
+        for generate in _ways(task, ask, lab).values():
+            generate(_ids(task, ask, lab), 8, task.at["temperature"])
+
+
+def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+    """Seconds and tokens of every program, and how many tokens agree with plain decoding's, from the first on.
+
+    Ours are compared with plain decoding of the same bundle, a peer with that of the first.
+    """
+    ids, ways = _ids(task, ask, lab), _ways(task, ask, lab)
+    takers = {
+        name: partial(_timed, generate, ids, ask.max_new_tokens, task.at["temperature"])
+        for name, generate in ways.items()
+    }
+    texts = in_turns(takers, ask.rounds, task.at["prompt"])
+    plain = {name.removesuffix(f" {PLAIN}"): own[0][1] for name, own in texts.items() if _plain(name)}
+    found: dict[str, dict[str, Any]] = {}
+    for name, own in texts.items():
+        base = next((text for form, text in plain.items() if name.startswith(f"{form} ")), next(iter(plain.values())))
+        last = own[-1][1]
+        found[name] = {
+            "seconds": [one for one, _ in own], "tokens": len(last), "agree": agreement(base, last), "base": len(base)
+        }  # fmt: skip
+        if name.startswith(OURS):
+            found[name]["equal"] = all(text == base for _, text in own)
+    others = {name: lab.peer(name) for name in ask.peers or PEERS}
+    missing = {name: why for name, why in others.items() if isinstance(why, str)}
+    compiled = compiled_with() if any(name.startswith("llama.cpp") for name in ways) else ""
+    return {"prompt_tokens": len(ids), "programs": found, "missing": missing, "compiled": compiled}
+
+
+def _plain(name: str) -> bool:
+    return name.startswith(OURS) and name.endswith(f" {PLAIN}")
+
+
+def _timed(generate: Generate, ids: list[int], count: int, temperature: float) -> tuple[float, list[int]]:
+    began = time.perf_counter()
+    text = list(map(int, generate(ids, count, temperature)))
+    return round(time.perf_counter() - began, 6), text
+
+
+def _ids(task: Task, ask: Ask, lab: Lab) -> list[int]:
+    return lab.opened(ask.bundles[0]).ids(lab.prompt(task.at["prompt"], ask.limit or PROMPTS))
+
+
+def show(rows: list[Row]) -> Iterator[Block]:
+    """Tokens a second of every program and its agreement; ours over the best peer; and who is missing."""
+    groups = grouped(rows, "model", "temperature")
+    programs = [[*at, *line] for at, own in groups.items() for line in _rates(own)]
+    columns = ("model", "T", "program", "tokens/s (95 %)", "same text", "tokens before the first that differs")
+    note = "Other programs round otherwise: a close decision may fall either way, and the text goes on from it."
+    yield Table("Programs", columns, programs, f"{note} Ours are held to plain decoding with the same bundle.")
+    over = [[*at, *line] for at, own in groups.items() for line in _compared(own)]
+    if over:
+        yield Table("Ours over others", ("model", "T", "ours", "over", "times as fast (95 %)"), over)
+    if compiled := rows[-1]["found"].get("compiled"):
+        yield f"llama.cpp was compiled with {compiled}."
+    missing = rows[-1]["found"]["missing"]
+    if missing:
+        yield "Missing: " + "; ".join(f"{name} ({why})" for name, why in missing.items()) + "."
+
+
+def _rates(rows: list[Row]) -> Iterator[tuple[str, Interval, str, str]]:
+    for name in rows[0]["found"]["programs"]:
+        held = [row["found"]["programs"][name] for row in rows]
+        rate = ratio([one["tokens"] for one in held], [float(np.median(one["seconds"])) for one in held])
+        same = sum(one["base"] == one["agree"] == one["tokens"] for one in held)
+        agree, of = (sum(one[what] for one in held) for what in ("agree", "base"))
+        yield name, rate, f"{same} of {len(rows)}", f"{agree} of {of}"
+
+
+def _compared(rows: list[Row]) -> Iterator[tuple[str, str, Interval]]:
+    """Each of ours over the fastest peer, of which plain decoding meets those that do not speculate, and plain over the
+    fastest of our other bundles."""
+    names = list(rows[0]["found"]["programs"])
+    for name in (one for one in names if one.startswith(OURS)):
+        plain = _plain(name)
+        peers = [one for one in names if not one.startswith(OURS) and not (plain and LOOKUP in one)]
+        others = [one for one in names if _plain(one) and one != name] if plain else []
+        for group in (peers, others):
+            if group:
+                best = min(group, key=lambda one: sum(_token_seconds(rows, one)))
+                yield name, best, ratio(_token_seconds(rows, best), _token_seconds(rows, name))
+
+
+def _token_seconds(rows: list[Row], name: str) -> list[float]:
+    held = (row["found"]["programs"][name] for row in rows)
+    return [float(np.median(one["seconds"])) / max(one["tokens"], 1) for one in held]
+
+
+SECTION = Section(
+    name=NAME,
+    title="Peers",
+    question="How do other programs do on the same checkpoint?",
+    source="Draftwood",
+    tasks=tasks,
+    prepare=prepare,
+    measure=measure,
+    show=show,
+    needs_checkpoint=True,
+)

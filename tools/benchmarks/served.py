@@ -1,0 +1,180 @@
+"""A server under clients that stream: ours, or another that speaks OpenAI's interface."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import RequestError
+from draftwood.tools.benchmarks.peers import gguf_file
+
+# To be ready, for one answer, and to end.
+READY_SECONDS, ANSWER_SECONDS, END_SECONDS = 300, 600, 60
+OURS = "draftwood serve"
+LLAMA = "llama-server"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server of ``name`` that is ready, and the seconds that it took to be."""
+
+    name: str
+    port: int
+    ready_seconds: float
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One streamed answer: seconds from the request to its first and to its last tokens, and how many those were."""
+
+    first_seconds: float
+    seconds: float
+    tokens: int
+
+
+def our_command(bundle: Path) -> list[str]:
+    """Serves a bundle, without keeping caches: prompts come again in every round."""
+    return [sys.executable, "-P", "-m", "draftwood.tools.cli", "serve", f"demo={bundle}", "--no-prefixes", "--no-page"]
+
+
+def llama_command(file: Path, clients: int, context: int) -> list[str]:
+    """llama-server on a GGUF file, a slot a client, each of ``context`` tokens, with as many threads as ours has."""
+    threads, room = str(len(os.sched_getaffinity(0))), str(clients * context)
+    return [LLAMA, "-m", str(file), "-np", str(clients), "-c", room, "-t", threads, "-tb", threads]
+
+
+def why_missing(checkpoint: str | None) -> str:
+    """Why llama.cpp's server cannot be measured on a checkpoint; nothing where it can."""
+    if checkpoint is None:
+        return f"{LLAMA} reads the teacher's checkpoint: give --model"
+    if gguf_file(Path(checkpoint)) is None:
+        return f"{LLAMA} reads GGUF files; {checkpoint} is none"
+    return "" if shutil.which(LLAMA) else f"{LLAMA} is not on PATH"
+
+
+# Before a command: has the kernel end it with the process that starts it, however that ends.
+WITH_PARENT = (
+    sys.executable, "-I", "-S", "-c",
+    "import ctypes, os, signal, sys\n"
+    "parent = int(sys.argv[1])\n"
+    "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"  # PR_SET_PDEATHSIG
+    "if os.getppid() != parent: sys.exit(1)\n"
+    "os.execvp(sys.argv[2], sys.argv[2:])",
+)  # fmt: skip
+
+
+@contextmanager
+def serving(name: str, command: Sequence[str]) -> Iterator[Server]:
+    """Starts a server on a free port of loopback, and ends it.
+
+    Raises:
+        RequestError: it ended before it was ready, or was not in time.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [*WITH_PARENT, str(os.getpid()), *command, "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        while not _ready(port):
+            if process.poll() is not None or time.perf_counter() - began > READY_SECONDS:
+                raise RequestError(f"{name}: not ready, exit status {process.poll()}; run it: {' '.join(command)}")
+            time.sleep(0.02)
+        yield Server(name, port, round(time.perf_counter() - began, 3))
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _ready(port: int) -> bool:
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+
+
+def load(server: Server, prompts: Sequence[Sequence[int]], clients: int, count: int) -> dict[str, Any]:
+    """``clients`` that each ask for the next prompt as soon as an answer has ended.
+
+    Returns:
+        ``tokens_per_s`` of all answers, and by answer ``first_ms`` to the first tokens and ``gap_ms`` a token after.
+    """
+    began = time.perf_counter()
+    with ThreadPoolExecutor(clients) as threads:
+        streams = list(threads.map(partial(stream, server.port, count=count), prompts))
+    return figures(streams, time.perf_counter() - began)
+
+
+def figures(streams: Sequence[Stream], seconds: float) -> dict[str, Any]:
+    """Figures that `load` returns, of answers that took ``seconds`` together."""
+    gaps = [(one.seconds - one.first_seconds) / max(1, one.tokens - 1) for one in streams]
+    return {
+        "tokens_per_s": round(sum(one.tokens for one in streams) / seconds, 3),
+        "first_ms": [round(one.first_seconds * 1e3, 3) for one in streams],
+        "gap_ms": [round(gap * 1e3, 3) for gap in gaps],
+    }
+
+
+def stream(port: int, ids: Sequence[int], count: int) -> Stream:
+    """One greedy answer of ``count`` tokens to a prompt of token ids.
+
+    Raises:
+        RequestError: the server answers with an error.
+    """
+    began = time.perf_counter()
+    # llama-server otherwise keeps what it has read of a slot's last prompt.
+    own = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, "cache_prompt": False}
+    answer = _post(port, {"prompt": list(ids), "max_tokens": count, "temperature": 0, **own})
+    first = last = 0.0
+    tokens = 0
+    while line := answer.readline():
+        if not line.startswith(b"data: {"):
+            continue
+        chunk = json.loads(line[6:])
+        tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+        # We begin with an empty chunk, and others end with one.
+        if any(choice.get("text") for choice in chunk.get("choices", ())):
+            last = time.perf_counter() - began
+            first = first or last
+    return Stream(first, last, tokens)
+
+
+def accepted(port: int, text: str, count: int, schema: dict[str, Any] | None) -> float | None:
+    """Tokens a drafted step of an answer, held to a JSON schema or free; None where no step drafted."""
+    held = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+    answer = _post(port, {"prompt": text, "max_tokens": count, "temperature": 0, **(held if schema else {})})
+    drafted = json.loads(answer.read())["usage"]["speculative_decoding"]
+    return 1 + drafted["num_accepted_tokens"] / drafted["num_spec_steps"] if drafted else None
+
+
+def _post(port: int, body: dict[str, Any]) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+    connection.request("POST", "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    if answer.status != 200:
+        raise RequestError(f"POST /v1/completions: {answer.status} {answer.read(300).decode(errors='replace')}")
+    return answer

@@ -1,0 +1,158 @@
+"""Suites: what is measured, as data. A file in ``suites/`` or the user's own, in TOML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from draftwood.errors import RequestError
+from draftwood.files import read_text
+from draftwood.manifest import Manifest
+from draftwood.tools.benchmarks.given import Given
+from draftwood.tools.benchmarks.peers import PEERS
+from draftwood.tools.prompts import split_family
+
+FOLDER = Path(__file__).parent / "suites"
+
+
+POLICIES = ("adaptive", "tree", "plain")
+
+
+class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of one section; one that a section does not read has no effect.
+
+    Raises:
+        ValueError: a number that makes no sense.
+    """
+
+    # Of the bundles that are measured, by name; all that the section can measure where none is named.
+    bundles: tuple[str, ...] = ()
+    temperatures: tuple[float, ...] = (0.0,)
+    # "adaptive", "plain" or "tree": the largest tree of the bundle, always.
+    policies: tuple[str, ...] = ("tree",)
+    # Tokens of text before the answer.
+    lengths: tuple[int, ...] = ()
+    # Conversations, or texts of a length; None takes all.
+    limit: int | None = None
+    max_new_tokens: int = 64
+    rounds: int = 3
+    # Texts that share launches.
+    texts: tuple[int, ...] = ()
+    # Other programs, by their names; all that are known where none is named.
+    peers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check("policies", self.policies, POLICIES)
+        _check("peers", self.peers, tuple(PEERS))
+        limit = self.limit if self.limit is not None else 1
+        if min(self.rounds, self.max_new_tokens, limit, *self.lengths, *self.texts) < 1:
+            raise ValueError("rounds, max_new_tokens, lengths, texts, limit: expected 1 or more")
+        if any(temperature < 0 for temperature in self.temperatures):
+            raise ValueError("temperatures: expected 0 or more")
+
+
+class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Sections by name, in the order in which they are measured."""
+
+    name: str
+    sections: dict[str, Ask]
+    # Foreign processor time and steal that a task may see, in cores; above it the task is measured again.
+    busy_cores: float = 0.08
+    # Times a task is measured at most; the last one is kept, and marked.
+    tries: int = 3
+    seed: int = 1
+    # Prompt files, each FILE or FAMILY=FILE; the built-in prompts where none is given.
+    prompts: tuple[str, ...] = ()
+    # What is measured: bundles of one teacher by name, and the engine that runs them; None for the default one.
+    bundles: dict[str, str] = {}
+    engine: str | None = None
+    # The teacher's name in tables, and its checkpoint, which other programs read; None where none is given.
+    model: str = ""
+    checkpoint: str | None = None
+
+    def only(self, sections: Sequence[str], prompts: Sequence[str]) -> Suite:
+        """The suite with these of its sections, if any are named, and with other prompt files, if any are.
+
+        Raises:
+            RequestError: a section that it does not have.
+        """
+        if strange := [name for name in sections if name not in self.sections]:
+            raise RequestError(f"--sections {strange[0]}: suite {self.name} has {', '.join(self.sections)}")
+        kept = {name: ask for name, ask in self.sections.items() if not sections or name in sections}
+        given = tuple(_resolved(one) for one in prompts) or self.prompts
+        return msgspec.structs.replace(self, sections=kept, prompts=given)
+
+    def over(
+        self,
+        bundles: Mapping[str, Given],
+        takes: Callable[[str, Manifest], bool],
+        engine: str | None,
+        model: Path | None,
+    ) -> Suite:
+        """The suite over these bundles, with lengths that all of them hold.
+
+        Args:
+            takes: whether a section, by its name, measures a bundle; one that measures none is left out.
+            model: the teacher's checkpoint.
+
+        Raises:
+            RequestError: a section asks for another bundle, or no section is left.
+        """
+        manifests = [one.manifest for one in bundles.values()]
+        context = min(one.dims.context for one in manifests)
+        kept = {}
+        for name, ask in self.sections.items():
+            if strange := [bundle for bundle in ask.bundles if bundle not in bundles]:
+                raise RequestError(f"suite {self.name}: {name} asks for bundle {strange[0]!r}; give it as --bundle")
+            lengths = tuple(length for length in ask.lengths if length + ask.max_new_tokens <= context)
+            measured = tuple(one for one in ask.bundles or bundles if takes(name, bundles[one].manifest))
+            if measured and (lengths or not ask.lengths):
+                kept[name] = msgspec.structs.replace(ask, bundles=measured, lengths=lengths)
+        if not kept:
+            raise RequestError(f"--bundle: suite {self.name} has no section that measures it; expected turns, say")
+        return msgspec.structs.replace(
+            self,
+            sections=kept,
+            bundles={name: one.folder for name, one in bundles.items()},
+            engine=engine,
+            model=model.stem if model else manifests[0].teacher.config["family"],
+            checkpoint=str(model.resolve()) if model else None,
+        )
+
+    def builtins(self) -> dict[str, Any]:
+        """The suite as JSON has it."""
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return found
+
+
+def _check(name: str, asked: Sequence[str], known: Sequence[str]) -> None:
+    if strange := [one for one in asked if one not in known]:
+        raise ValueError(f"{name}: {strange[0]!r} is none of {', '.join(known)}")
+
+
+def _resolved(given: str) -> str:
+    """A prompt file, with its family, wherever the run goes on from."""
+    family, path = split_family(given)
+    return f"{family}={path.resolve()}" if family else str(path.resolve())
+
+
+def read_suite(name: str, known: Collection[str]) -> Suite:
+    """A suite by its name or its file; ``known`` are the sections there are.
+
+    Raises:
+        RequestError: no such suite, a file that is none, or one that names another section.
+    """
+    shipped = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+    path = shipped.get(name, Path(name))
+    try:
+        suite = msgspec.toml.decode(read_text(path).encode(), type=Suite, strict=True)
+    except OSError as error:
+        raise RequestError(f"--suite {name}: {error.strerror}; expected {', '.join(shipped)} or a TOML file") from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise RequestError(f"--suite {path}: {error}") from error
+    if strange := [section for section in suite.sections if section not in known]:
+        raise RequestError(f"--suite {path}: no section {strange[0]!r}; expected some of {', '.join(known)}")
+    return suite

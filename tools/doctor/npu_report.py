@@ -1,0 +1,199 @@
+"""Findings of ``draftwood doctor --npu`` for whoever has no device: one file that may be sent to anybody.
+
+For somebody who has a device for an hour and may not debug: probes in the order of risk, each in a process of its own
+with a limit, since what fails on a device may take its process along; then bundles, built, checked and timed on every
+engine. Of names of people, machines and folders nothing is left in the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import getpass
+import json
+import re
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from draftwood.environment import cann_version
+from draftwood.tools.doctor.npu_steps import Step, steps
+from draftwood.tools.machine import ended, probed, read_text
+
+ACL_PROBE, GRAPH_PROBE, RANKS_PROBE = (f"draftwood.tools.doctor.{name}_probe" for name in ("acl", "npu", "ranks"))
+TITLES = {
+    "graphs": "pieces of the graphs, through torchair and GE",
+    "acl": "AscendCL, the runtime of .om files",
+    "ranks": "two devices together",
+}
+# Of the probes of pieces, in the order of risk.
+PIECES = (
+    *("topk-bf16", "topk-fp32", "attention-16", "attention-17", "attention-2", "in-place", "rotary", "int32"),
+    *("slices", "products", "int8"),
+)
+_DRIVER = "/usr/local/Ascend/driver/version.info"
+_NUMBER = re.compile(r"\d+\.\d+[\w.]*")
+_FOLDERS = re.compile(r"(?<![\w.])(?:~|\.{0,2})/(?:[^\s/:;,'\"()<>]+/)+")
+# What is kept of the words of a command that failed.
+_LAST = 1500
+# Seconds that a probe of a piece may take.
+PIECE_SECONDS = 180.0
+OVER = "not tried: the time was over"
+
+
+def npu_report(
+    doctor: dict[str, Any],
+    keep: Callable[[dict[str, Any]], None],
+    minutes: float = 60.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """The doctor's own report, CANN's parts, probes, and steps (`npu_steps`), without private data.
+
+    ``keep`` is given the report before and after each of them: it says what runs and what is left, so that whenever the
+    process is ended all is there that was found out. A failure ends nothing but what needs its result.
+    """
+    npus = doctor["ascend"]["npus"]
+    found: dict[str, Any] = {
+        "doctor": doctor,
+        "cann": cann_version(),
+        "driver": match[0] if (match := _NUMBER.search(read_text(Path(_DRIVER)))) else None,
+        "atc": shutil.which("atc") is not None,
+        "npu_smi": shutil.which("npu-smi") is not None,
+        "minutes": minutes,
+        "running": None,
+        "left": [],
+        "probes": {name: [] for name in TITLES},
+        "commands": [],
+    }
+    ends = time.monotonic() + 60 * minutes
+    with tempfile.TemporaryDirectory(prefix="draftwood-npu-", ignore_cleanup_errors=True) as name:
+        tasks = [*_probes(npus), *_commands(Path(name), npus, bool(npus or doctor["ascend"]["npu_device_files"]))]
+        for number, task in enumerate(tasks):
+            found |= {"running": task.name, "left": [later.name for later in tasks[number + 1 :]]}
+            keep(without_names(found))
+            say(task.name)
+            task.run(found, ends - time.monotonic())
+    found["running"] = None
+    cleaned: dict[str, Any] = without_names(found)
+    keep(cleaned)
+    return cleaned
+
+
+class Task(NamedTuple):
+    """A trial: it takes the report and the seconds that are left, and adds its findings."""
+
+    name: str
+    run: Callable[[dict[str, Any], float], None]
+
+
+def _probes(npus: int) -> Iterator[Task]:
+    if not npus:
+        absent = [{"ability": "an NPU", "works": False, "seen": "torch_npu finds none"}]
+        yield Task("NPUs", lambda found, left: found["probes"]["graphs"].extend(absent))
+    for piece in PIECES if npus else ():
+        yield _probe(f"probe {piece}", "graphs", partial(probed, GRAPH_PROBE, piece))
+    yield _probe("probe of AscendCL", "acl", partial(probed, ACL_PROBE))
+    if npus > 1:
+        yield _probe("two devices", "ranks", partial(two_devices, "hccl"))
+
+
+def _probe(name: str, place: str, run: Callable[..., list[dict[str, Any]]]) -> Task:
+    def judged(found: dict[str, Any], left_s: float) -> None:
+        if left_s <= 0:
+            found["probes"][place].append({"ability": name, "works": False, "seen": OVER})
+        else:
+            found["probes"][place].extend(run(limit_s=min(PIECE_SECONDS, left_s)))
+
+    return Task(name, judged)
+
+
+def two_devices(backend: str, limit_s: float = PIECE_SECONDS) -> list[dict[str, Any]]:
+    """The verdict of two processes over a backend of torch.distributed."""
+    launcher = ("--standalone", "--nproc-per-node=2", "--module", RANKS_PROBE, backend)
+    return probed("torch.distributed.run", *launcher, limit_s=limit_s)
+
+
+def _commands(folder: Path, npus: int, device: bool) -> Iterator[Task]:
+    for step in steps(folder, npus) if device else ():
+        yield Task(step.name, partial(_done, step, folder))
+
+
+def _done(step: Step, folder: Path, found: dict[str, Any], left_s: float) -> None:
+    if left_s <= 0:
+        one: dict[str, Any] = {"left_out": OVER}
+    elif step.needs is not None and not step.needs.exists():
+        one = {"left_out": f"{step.needs.name} is not there"}
+    else:
+        one = tried(step.command, min(step.limit_s, left_s), step.report)
+    rows = operators(folder / "msprof") if step.name.startswith("msprof") else []
+    found["commands"].append({"name": step.name, **one, **({"seconds_by_operator": rows} if rows else {})})
+
+
+def tried(command: Sequence[str], limit_s: float, report: Path | None = None) -> dict[str, Any]:
+    """One command: how it ended, how long it took, and its JSON, which it prints or writes to ``report``; its last
+    words where it has none or has failed."""
+    if report is not None:
+        report.unlink(missing_ok=True)
+    start = time.perf_counter()
+    code, out, words = ended(command, limit_s)
+    found: dict[str, Any] = {"code": code, "seconds": round(time.perf_counter() - start, 1)}
+    with contextlib.suppress(ValueError, OSError):
+        found["json"] = json.loads(report.read_text() if report else out)
+    if code or "json" not in found:
+        found["said"] = (out + words)[-_LAST:]
+    return found
+
+
+def operators(folder: Path) -> list[dict[str, str]]:
+    """The rows of msprof's ``op_statistic`` files: operators with their core, count and microseconds."""
+    rows = []
+    for path in sorted(folder.rglob("op_statistic_*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows += list(csv.DictReader(file))
+    return rows
+
+
+def without_names(value: Any) -> Any:
+    """The report with folders cut off in front of names of files, and neither user nor machine in it."""
+    if isinstance(value, dict):
+        return {key: without_names(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_names(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    text = _FOLDERS.sub(".../", value)
+    for name, instead in ((_user(), "USER"), (socket.gethostname(), "MACHINE")):
+        text = re.sub(rf"\b{re.escape(name)}\b", instead, text) if len(name) > 2 else text
+    return text
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user without an entry, as containers have
+        return ""
+
+
+def describe(found: dict[str, Any]) -> str:
+    """The report in words: what is here, what is absent, what was tried."""
+    state = {True: "found", False: "absent"}
+    lines = [
+        f"CANN          {found['cann'] or 'absent: install it and source its set_env.sh'}",
+        f"driver        {found['driver'] or 'absent'}",
+        f"atc           {state[found['atc']]}",
+        f"npu-smi       {state[found['npu_smi']]}",
+    ]
+    for name, title in TITLES.items():
+        lines += ["", title]
+        for verdict in found["probes"][name]:
+            lines.append(f"  {'works' if verdict['works'] else 'no   '}  {verdict['ability']}: {verdict['seen']}")
+    lines += ["", "bundles on this machine"] if found["commands"] else []
+    for one in found["commands"]:
+        how = f"{one['seconds']} s" if "code" in one else one["left_out"]
+        lines.append(f"  {'no   ' if one.get('code', 1) else 'works'}  {one['name']}, {how}")
+    return "\n".join(lines)

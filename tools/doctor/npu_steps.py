@@ -1,0 +1,116 @@
+"""Runs of the hour on a device after the probes, the most instructive first.
+
+First whether the graphs compute what they should, on both engines; then the same at the widths of a 7B model, in bf16
+and W8A8; then what is slower to say or says less. All models but the last are made on the spot.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# Devices that a model is split over: the demo's has 9 query and 3 key/value heads.
+RANKS = 3
+# What is built of a model that is made here: name -> (model, drafter, tree, more of build's words).
+BUNDLES = {
+    "medusa": ("small", "medusa", "full:3x2x1", ""),
+    "eagle3": ("small", "eagle3", "chain:3", "--one-launch"),
+    "wide": ("wide", "eagle3", "chain:3", ""),
+    "wide-w8a8": ("wide", "medusa", "full:3x2x1", "--precision w8a8"),
+    "wide-8": ("wide-8", "medusa", "full:3x2x1", ""),
+}
+_DRAFTWOOD: tuple[str, ...] = (sys.executable, "-m", "draftwood.tools.cli")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command with its limit.
+
+    ``report`` is the JSON file that it writes, None where it prints its JSON or has none. Without ``needs``, which an
+    earlier step makes, it is left out.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: float
+    report: Path | None = None
+    needs: Path | None = None
+
+
+def steps(folder: Path, npus: int = 1) -> list[Step]:
+    """All steps; what they make lies in ``folder``."""
+    found = [*_built(folder, "medusa"), *_checked(folder, "medusa", "npu"), _atc(folder, "medusa")]
+    found += _checked(folder, "medusa", "acl")
+    found += [*_built(folder, "eagle3"), *_checked(folder, "eagle3", "npu")]
+    found += [*_built(folder, "wide"), *_checked(folder, "wide", "npu"), _bench(folder, "wide", "npu")]
+    found += [*_built(folder, "wide-w8a8"), *_checked(folder, "wide-w8a8", "npu"), _bench(folder, "wide-w8a8", "npu")]
+    found += [_atc(folder, "wide"), *_checked(folder, "wide", "acl"), _bench(folder, "wide", "acl")]
+    found += [*_built(folder, "wide-8"), *_checked(folder, "wide-8", "npu")]
+    found += [*_checked(folder, "wide", "npu-captured"), _bench(folder, "wide", "npu-captured")]
+    found += [_bench(folder, name, "npu") for name in ("medusa", "eagle3")]
+    return [*found, *_profiled(folder), *_demo(folder, npus), *_msprof(folder)]
+
+
+def _built(folder: Path, name: str) -> Iterator[Step]:
+    model, drafter, tree, more = BUNDLES[name]
+    teacher, made = folder / "models" / model, [one for one, given in BUNDLES.items() if given[0] == model]
+    if name == made[0]:
+        making = (sys.executable, "-m", "draftwood.tools.doctor.npu_models", model, str(teacher))
+        yield Step(f"make {model}", making, 300)
+    words = f"--tree {tree} --kv 1024 --target ge {more} --out {folder / name}"
+    command = (*_DRAFTWOOD, "build", "--model", str(teacher), "--drafter", str(teacher / drafter), *words.split())
+    yield Step(f"build {name}", command, 900, needs=teacher)
+
+
+def _checked(folder: Path, name: str, engine: str) -> Iterator[Step]:
+    command = (*_DRAFTWOOD, "check", str(folder / name), "--engine", engine)
+    yield Step(
+        f"check {name} {engine}", command, 900, folder / name / f"check-{engine}.json", _made(folder, name, engine)
+    )
+
+
+def _bench(folder: Path, name: str, engine: str) -> Step:
+    command = (*_DRAFTWOOD, "bench", str(folder / name), "--max-new-tokens", "32", "--json", "--engine", engine)
+    return Step(f"bench {name} {engine}", command, 300, needs=_made(folder, name, engine))
+
+
+def _made(folder: Path, name: str, engine: str) -> Path:
+    """The bundle that an engine opens."""
+    return folder / name / "npu" / "om" if engine == "acl" else folder / name
+
+
+def _atc(folder: Path, name: str) -> Step:
+    return Step(f"atc {name}", ("sh", str(folder / name / "npu" / "atc.sh")), 1200, needs=folder / name)
+
+
+def _profiled(folder: Path) -> Iterator[Step]:
+    table, model = folder / "measured.json", folder / "modelled.json"
+    measured = (*_DRAFTWOOD, "profile", str(folder / "wide"), "--out", str(table))
+    yield Step("profile wide", measured, 600, table, folder / "wide")
+    words = f"--model {folder / 'models' / 'wide'} --drafter medusa:3 --kv 1024 --rows 1,10 --out {model}"
+    modelled = (*_DRAFTWOOD, "profile", "--device", "ascend-910b3", *words.split())
+    yield Step("model wide", modelled, 120, model, folder / "models" / "wide")
+
+
+def _demo(folder: Path, npus: int) -> Iterator[Step]:
+    """SmolLM2, which is downloaded, and the same over several devices."""
+    words = "build --model demo --tree lookup:chain:3 --kv 1024 --target ge --out"
+    build = (*_DRAFTWOOD, *words.split())
+    yield Step("build demo", (*build, str(folder / "demo")), 900)
+    yield _bench(folder, "demo", "npu")
+    if npus >= RANKS:
+        split = folder / "split"
+        yield Step("build split", (*build, str(split), "--ranks", str(RANKS)), 900)
+        torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m", "--")
+        check = ("draftwood.tools.cli", "check", str(split), "--engine", "ranks")
+        yield Step("check split", (sys.executable, *torchrun, *check), 900, split / "check-ranks.json", split)
+
+
+def _msprof(folder: Path) -> Iterator[Step]:
+    if shutil.which("msprof"):
+        run = " ".join([*_DRAFTWOOD, "run", str(folder / "wide"), "--engine", "acl", "--prompt", "'The cat sat'"])
+        command = ("msprof", f"--output={folder / 'msprof'}", f"--application={run}")
+        yield Step("msprof wide", command, 600, needs=_made(folder, "wide", "acl"))

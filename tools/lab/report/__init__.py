@@ -1,1 +1,0 @@
-"""Rows as Markdown with pictures, of which docs/measured.md is one."""

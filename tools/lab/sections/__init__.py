@@ -1,1 +1,0 @@
-"""The sections, a file each; `draftwood.tools.lab.registry` lists them."""

@@ -1,0 +1,1 @@
+"""What `bench`, `calibrate`, `profile` and `tune` measure, each in the module of its name, and what these share."""

@@ -1,0 +1,254 @@
+"""Texts that share launches, against plain decoding: equal tokens, and tokens a second of all texts together.
+
+A text that ends makes room for the next, whose prompt is not timed. Figures are of steps with every place taken, but
+where they are told for every number of texts: at the end of a round there are fewer and fewer.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import islice
+from typing import Any, NamedTuple
+
+from draftwood.errors import RequestError
+from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.policy import Policies
+from draftwood.runtime.sharing import advance
+from draftwood.runtime.speculation.step import Outcome
+from draftwood.tools.comparison.differences import explain, logit_noise
+from draftwood.tools.measure.conversations import turn_prompts
+from draftwood.tools.measure.runner import PLAIN, Way, decode, warm_up
+from draftwood.tools.measure.spread import spread
+from draftwood.tools.prompts import Prompt
+
+FAST = "speculative"
+# Turns of a round, by places: all but the last of them begin while others run.
+TURNS_A_PLACE = 2
+# How long one way decodes before the other does.
+SLICE_SECONDS = 0.3
+
+
+class Turn(NamedTuple):
+    """A prompt, and what plain decoding of it alone gives."""
+
+    id: str
+    ids: list[int]
+    alone: Result
+
+
+@dataclass(slots=True)
+class Steps:
+    """Steps of so many texts. ``chosen`` are their launches, each by its number of texts and gear, a text at a time."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    graph_seconds: float = 0.0
+    steps: int = 0
+    chosen: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+    def __add__(self, other: Steps) -> Steps:
+        return Steps(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Steps)))
+
+    def add(self, outcomes: Sequence[Outcome], seconds: float) -> None:
+        """A step has ended."""
+        self.steps, self.seconds = self.steps + 1, self.seconds + seconds
+        self.graph_seconds += sum((one.draft_us + one.verify_us) / one.texts for one in outcomes) / 1e6
+        self.tokens += sum(one.gained for one in outcomes)
+        self.chosen.update((one.texts, one.gear.name) for one in outcomes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """Turns that were decoded together, and its steps by how many texts were there."""
+
+    results: list[Result]
+    occupancies: dict[int, Steps]
+    texts: int
+
+    @property
+    def full(self) -> Steps:
+        """Steps with every place taken."""
+        return self.occupancies[self.texts]
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of all texts, with every place taken."""
+        return self.full.tokens / self.full.seconds
+
+
+def bench_batches(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    options: Options,
+    plain: Policies,
+    speculative: Policies,
+    texts: int,
+) -> dict[str, Any]:
+    """Every turn alone and plain, then turns together: plain, and as the policies choose; keys as ``_report`` has them.
+
+    Raises:
+        RequestError: the engine takes fewer texts, or there are not enough prompts for a round.
+    """
+    if texts > engine.max_batch:
+        raise RequestError(f"--texts {texts}: {engine.bundle.folder} has graphs for at most {engine.max_batch}")
+    if len(prompts) < texts * TURNS_A_PLACE:
+        raise RequestError(f"--texts {texts}: needs {texts * TURNS_A_PLACE} prompts or more, got {len(prompts)}")
+    engine.open_all()
+    ways = {PLAIN: Way(engine, plain), FAST: Way(engine, speculative)}
+    rounds: list[tuple[list[Turn], dict[str, Pass]]] = []
+    asked = _alone(ways[PLAIN], prompts, options)
+    for number in range(len(prompts) // (texts * TURNS_A_PLACE)):
+        group = list(islice(asked, texts * TURNS_A_PLACE))
+        if not number:  # warms up
+            side_by_side(ways, group, options, texts)
+        rounds.append((group, side_by_side(ways, group, options, texts, number)))
+        _progress(rounds)
+    return _report(engine, rounds, options, texts)
+
+
+class _Texts:
+    """A way's turns, ``texts`` of them at a time."""
+
+    def __init__(self, way: Way, turns: Sequence[Turn], options: Options, texts: int) -> None:
+        told = options.sampling.greedy, options.max_new_tokens
+        self._engine, self._texts = way.engine, texts
+        self._waiting = deque(Decoding(way.engine, turn.ids, options, way.policies.new(*told)) for turn in turns)
+        self._ordered, self._running = list(self._waiting), list[Decoding]()
+        self._found = defaultdict[int, Steps](Steps)
+
+    @property
+    def going(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def run(self) -> None:
+        """Steps, for about `SLICE_SECONDS`."""
+        until = time.perf_counter() + SLICE_SECONDS
+        while self.going and time.perf_counter() < until:
+            while self._waiting and len(self._running) < self._texts:
+                text = self._waiting.popleft()
+                text.start()
+                if text.finished:  # by its first token
+                    text.end()
+                else:
+                    self._running.append(text)
+            if self._running:
+                self._step()
+
+    def _step(self) -> None:
+        began = time.perf_counter()
+        outcomes = advance(self._engine, self._running)
+        self._found[len(self._running)].add(outcomes, time.perf_counter() - began)
+        for text in self._running:
+            if text.finished:
+                text.end()
+        self._running = [text for text in self._running if not text.finished]
+
+    def passed(self) -> Pass:
+        """All turns have ended."""
+        results = [text.result for text in self._ordered if text.result is not None]
+        return Pass(results=results, occupancies=dict(self._found), texts=self._texts)
+
+
+def side_by_side(
+    ways: Mapping[str, Way], turns: Sequence[Turn], options: Options, texts: int, number: int = 0
+) -> dict[str, Pass]:
+    """Decodes the turns in every way, a few steps of each in turn, so that the machine's changes meet all alike; the
+    order alternates with the round's ``number``."""
+    going = {name: _Texts(way, turns, options, texts) for name, way in ways.items()}
+    order = list(going.values())[:: -1 if number % 2 else 1]
+    while any(one.going for one in order):
+        for one in order:
+            one.run()
+    return {name: one.passed() for name, one in going.items()}
+
+
+def _alone(way: Way, prompts: Sequence[Prompt], options: Options) -> Iterator[Turn]:
+    """Every turn, decoded when it is asked for: what was answered is in the conversation's next prompt."""
+    answers: dict[str, Sequence[int]] = {}
+    for number, (prompt, ids) in enumerate(turn_prompts(way.engine, prompts, answers)):
+        if not number:
+            warm_up({PLAIN: way}, ids, options)
+        result = decode(way, ids, options).result
+        answers[prompt.conversation] = result.token_ids
+        yield Turn(prompt.id, ids, result)
+
+
+def _rate_alone(turns: Sequence[Turn]) -> float:
+    """Tokens a second of plain decoding, one text at a time."""
+    measured = [turn.alone for turn in turns if turn.alone.steps]
+    return sum(one.steps for one in measured) / sum(one.decode_seconds for one in measured)
+
+
+def _report(
+    engine: Engine, rounds: Sequence[tuple[list[Turn], dict[str, Pass]]], options: Options, texts: int
+) -> dict[str, Any]:
+    """Rates in tokens a second; a speed-up is of one round."""
+    differences = [
+        asdict(explain(engine, turn.id, turn.ids, turn.alone.token_ids, one.token_ids, options, noise))
+        for turns, passes in rounds
+        for name in (PLAIN, FAST)
+        for turn, one in zip(turns, passes[name].results, strict=True)
+        if turn.alone.token_ids != one.token_ids
+        for noise in [logit_noise(engine, [*turn.ids, *turn.alone.token_ids])]
+    ]
+    plain, fast = ([passes[name] for _, passes in rounds] for name in (PLAIN, FAST))
+    alone = [_rate_alone(turns) for turns, _ in rounds]
+    turns = sum(len(turns) for turns, _ in rounds)
+    return {
+        "ok": all(one["tie"] for one in differences),
+        "texts": texts,
+        "turns": turns,
+        "identical": 2 * turns - len(differences),
+        "differences": differences,
+        "plain_over_alone": spread([one.rate / rate for one, rate in zip(plain, alone, strict=True)], (50,)),
+        "speedup": spread([one.rate / base.rate for one, base in zip(fast, plain, strict=True)], (50,)),
+        "alone_tokens_per_s": sum(alone) / len(alone),
+        "plain_tokens_per_s": _rate(plain),
+        "speculative_tokens_per_s": _rate(fast),
+        "tokens_per_step": _full(fast).tokens / _full(fast).steps / texts,
+        "plain_host_share": _host_share(plain),
+        "host_share": _host_share(fast),
+        "occupancies": [_occupancy(count, plain, fast) for count in range(1, texts + 1)],
+        "temperature": options.sampling.temperature,
+    }
+
+
+def _full(passes: Sequence[Pass]) -> Steps:
+    return sum((one.full for one in passes), Steps())
+
+
+def _rate(passes: Sequence[Pass]) -> float:
+    return _full(passes).tokens / _full(passes).seconds
+
+
+def _host_share(passes: Sequence[Pass]) -> float:
+    return 1 - _full(passes).graph_seconds / _full(passes).seconds
+
+
+def _occupancy(count: int, plain: Sequence[Pass], fast: Sequence[Pass]) -> dict[str, Any]:
+    """Steps of so many texts, if there were any: goodput in tokens a second, ms that a text waits for a token, and the
+    share of texts' steps with each gear in launches of each number of texts."""
+    found: dict[str, Any] = {"texts": count}
+    for name, passes in ((PLAIN, plain), (FAST, fast)):
+        steps = sum((one.occupancies.get(count, Steps()) for one in passes), Steps())
+        found[f"{name}_steps"] = steps.steps
+        found[f"{name}_tokens_per_s"] = steps.tokens / steps.seconds if steps.steps else None
+        found[f"{name}_ms_per_token"] = 1e3 * count * steps.seconds / steps.tokens if steps.steps else None
+    chosen = sorted(steps.chosen.items(), key=lambda one: -one[1])
+    found["chosen"] = [
+        {"launch": size, "gear": gear, "share": number / steps.chosen.total()} for (size, gear), number in chosen
+    ]
+    return found
+
+
+def _progress(rounds: Sequence[tuple[list[Turn], dict[str, Pass]]]) -> None:
+    plain, fast = (_rate([passes[name] for _, passes in rounds]) for name in (PLAIN, FAST))
+    done = sum(len(turns) for turns, _ in rounds)
+    print(
+        f"{done} turns, {plain:.0f} tokens/s plain, {fast / plain:.2f} times that so far", file=sys.stderr, flush=True
+    )

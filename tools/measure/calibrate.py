@@ -1,0 +1,299 @@
+"""Counting rank paths: at the contexts where a decoding stands, the ranks that the true tokens have among candidates.
+
+There are two ways to the same statistics:
+
+* `count_traffic`: a bundle answers, and its own steps are counted. Nodes that its tree does not have were never
+  proposed, so a plan from such counts can shape trees better or make them smaller, not larger.
+* `count_all`: a teacher, run eagerly, answers in batches, and every context of its answers is ranked along the true
+  text, as draft trees that hold the true path would rank it. Sampled text was drawn with noise, and candidates are
+  ranked with the same noise, as engines rank them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decoding import Options, Result
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.policy import Policies, widest_gear
+from draftwood.runtime.speculation.lookup import LOOKED_UP
+from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.tools.measure.conversations import Conversation, by_conversation, turn_prompts
+from draftwood.tools.measure.runner import Way, decode
+from draftwood.tools.prompts import Prompt
+from draftwood.trees import RankPaths
+from draftwood.trees.calibration import Calibration
+
+if TYPE_CHECKING:
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.tools.training.texts import Distilled
+
+# Candidates a node that are looked at; a truth that is none of them ends the path.
+CANDIDATES = 32
+# How deep an EAGLE-3 layer is followed; the other kinds know themselves.
+LEVELS = 8
+# Rows of the tree whose steps decide which contexts are counted; trees of like size stand at nearly the same ones.
+REFERENCE_ROWS = 16
+# Conversations of a job.
+JOB_SIZE = 16
+
+RankPath = tuple[int, ...]
+
+
+def path_of(ranks: Sequence[int], candidates: int) -> RankPath:
+    """The ranks up to the first token that was no candidate."""
+    stop = next((i for i, rank in enumerate(ranks) if rank >= candidates), len(ranks))
+    return tuple(ranks[:stop])
+
+
+def visited(texts: Mapping[int, Sequence[RankPath | None]]) -> Iterator[tuple[int, int]]:
+    """The contexts at which a decoding drafts: (number of the text, position among its contexts).
+
+    A step passes over what it accepts, so decoding stands less often where acceptance is long. Counting every
+    position would overrate it: half of a text at 1 token a step and half at 5 is 1.7 tokens a step, not 3. The steps
+    are those of the best tree of ``REFERENCE_ROWS`` rows on all of these contexts.
+
+    Args:
+        texts: every context's path, in the order of the text; None where what comes next is unknown.
+    """
+    every = RankPaths()
+    for known in (path for paths in texts.values() for path in paths if path is not None):
+        every.add(known)
+    if not every.contexts:
+        return
+    tree = set(every.best_tree(REFERENCE_ROWS - 1).paths)
+    for number, paths in texts.items():
+        at = 0
+        while at < len(paths):
+            path = paths[at]
+            if path is not None:
+                yield number, at
+            taken = next((depth for depth in range(len(path or ()), 0, -1) if (path or ())[:depth] in tree), 0)
+            at += taken + 1
+
+
+def count_traffic(
+    engine: Engine, prompts: Sequence[Prompt], options: Options, calibration: Calibration
+) -> Iterator[tuple[Prompt, Result]]:
+    """Answers every turn with the bundle's largest tree and adds its steps to ``calibration``.
+
+    A turn that is counted already is answered again, for later turns build on it, but not counted twice.
+    """
+    answers: dict[str, Sequence[int]] = {}
+    way = Way(engine, Policies(engine.bundle, widest_gear(engine.bundle)))
+    for prompt, ids in turn_prompts(engine, prompts, answers):
+        text = decode(way, ids, options)
+        answers[prompt.conversation] = text.result.token_ids
+        name = _turn_name(engine.bundle, prompt, options)
+        if name not in calibration.sources:
+            for event in (event for event in text.trace.events if event.kind == "verify"):
+                calibration.add(
+                    tuple(takewhile(lambda rank: rank != LOOKED_UP, event.path)),
+                    group=prompt.conversation,
+                    context=event.position + 1,
+                    confidence=event.confidence,
+                    task=prompt.source,
+                    sampled=not options.sampling.greedy,
+                )
+            calibration.sources[name] = 1
+        yield prompt, text.result
+
+
+def _turn_name(bundle: Bundle, prompt: Prompt, options: Options) -> str:
+    """Stands for all that decides a turn's steps."""
+    drafter = bundle.manifest.drafter.digest if bundle.manifest.drafter else ""
+    trees = [
+        (tree.name, bundle.manifest.files[tree.file].sha256 if tree.file else None) for tree in bundle.manifest.trees
+    ]
+    content = f"{bundle.manifest.teacher.digest} {drafter} {trees} {options} {prompt}"
+    return f"traffic-{zlib.crc32(content.encode()):08x}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Some conversations to be answered at one temperature and counted; what a process needs to know, no more."""
+
+    name: str
+    teacher: Path
+    drafter: Path
+    conversations: tuple[tuple[Prompt, ...], ...]
+    temperature: float
+    max_new_tokens: int
+    # Digests of teacher and drafter.
+    models: Mapping[str, str]
+
+
+def jobs(
+    prompts: Sequence[Prompt],
+    teacher: Path,
+    drafter: Path,
+    *,
+    temperatures: Sequence[float],
+    max_new_tokens: int,
+    size: int = JOB_SIZE,
+) -> list[Job]:
+    """The prompts in jobs of ``size`` conversations, each temperature apart; a name stands for all that is in one."""
+    from draftwood.compiler.drafters.registry import open_drafter
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+
+    whole = [tuple(turns) for turns in by_conversation(prompts)]
+    checkpoint = Checkpoint.open(teacher)
+    models = {"teacher": checkpoint.digest(), "drafter": open_drafter(drafter, checkpoint).digest()}
+    digests = f"{models['teacher']} {models['drafter']} {max_new_tokens} {LEVELS}"
+    made = []
+    for temperature in temperatures:
+        for at in range(0, len(whole), size):
+            part = tuple(whole[at : at + size])
+            content = f"{digests} {REFERENCE_ROWS} coupled {temperature} {part}"
+            made.append(
+                Job(
+                    name=f"answers-{zlib.crc32(content.encode()):08x}",
+                    teacher=teacher,
+                    drafter=drafter,
+                    conversations=part,
+                    temperature=temperature,
+                    max_new_tokens=max_new_tokens,
+                    models=models,
+                )
+            )
+    return made
+
+
+def count_all(work: Sequence[Job], calibration: Calibration, executor: Executor | None) -> Iterator[Job]:
+    """Runs the jobs that ``calibration`` has not counted yet, and adds each as it is done; None runs them here."""
+    missing = [job for job in work if job.name not in calibration.sources]
+    answers = map(count, missing) if executor is None else executor.map(count, missing)
+    for job, data in zip(missing, answers, strict=True):
+        calibration.merge(Calibration.from_bytes(data, job.name))
+        yield job
+
+
+def count(job: Job) -> bytes:
+    """One job's statistics, as ``Calibration.to_bytes`` writes them."""
+    text, model, drafter = _loaded(job.teacher, job.drafter)
+    turns, texts = _answers(job, text, model)
+    calibration = Calibration()
+    calibration.sources[job.name], calibration.models = 1, dict(job.models)
+    if not len(texts.index_W):
+        return calibration.to_bytes()
+    found = _contexts(job, turns, texts, model, drafter)
+    for number, at in visited({number: [one.path for one in contexts] for number, contexts in found.items()}):
+        turn, context = turns[number], found[number][at]
+        assert context.path is not None
+        calibration.add(
+            context.path,
+            group=turn.conversation,
+            context=context.length,
+            confidence=context.confidence,
+            task=turn.source,
+            sampled=job.temperature > 0,
+        )
+    return calibration.to_bytes()
+
+
+class _Context(NamedTuple):
+    """A position of an answer: its rank path (None where unknown), the tokens before it, the root's confidence."""
+
+    path: RankPath | None
+    length: int
+    confidence: float
+
+
+def _contexts(
+    job: Job, turns: Sequence[Prompt], texts: Distilled, model: Any, drafter: Any
+) -> dict[int, list[_Context]]:
+    """Every context of the answers, by the number of the text; sampled text is ranked with the noise of its draw."""
+    from draftwood.compiler.training.batch import NONE, Batch
+    from draftwood.tools.training.shared_noise import SharedNoise
+    from draftwood.tools.training.states import States
+    from draftwood.tools.training.trainer import ranks_of
+
+    def noise_of(text_B: np.ndarray, batch: Batch) -> SharedNoise:
+        samplings = [sampling_of(job, turns[number]) for number in text_B]
+        return SharedNoise(batch, samplings, drafter.ids_V, model.config.vocabulary)
+
+    shared = noise_of if job.temperature else None
+    ended_W, states = texts.ended(), States(model, texts, drafter.aux)
+    found: dict[int, list[_Context]] = {}
+    for text_B, batch, features_NIH, ranks_NI in ranks_of(
+        drafter, states, np.arange(len(texts.index_W)), CANDIDATES, shared
+    ):
+        confidence_N = drafter.confidence(features_NIH, shared(text_B, batch) if shared else None).tolist()
+        known_N = (batch.targets(drafter.levels) != NONE).all(1).tolist()
+        rows, places = (part.tolist() for part in batch.there_BC.nonzero().unbind(1))
+        for n, (row, place) in enumerate(zip(rows, places, strict=True)):
+            number = int(text_B[row])
+            # Near the end of a text that was cut short what comes next is unknown.
+            path = path_of(ranks_NI[n].tolist(), CANDIDATES) if known_N[n] or ended_W[number] else None
+            length = int(batch.slot_BC[row, place]) + 2
+            found.setdefault(number, []).append(_Context(path, length, confidence_N[n]))
+    return found
+
+
+@lru_cache(maxsize=1)
+def _loaded(teacher: Path, drafter: Path) -> tuple[Tokenizer, Any, Any]:
+    """Once a process: tokenizer, teacher and drafter."""
+    from draftwood.compiler.training.teacher import FrozenTeacher
+    from draftwood.tools.tokenizers import tokenizer_of
+    from draftwood.tools.training.students import load
+
+    model = FrozenTeacher.open(teacher)
+    return tokenizer_of(teacher), model, load(drafter, model, LEVELS)
+
+
+def _answers(job: Job, text: Tokenizer, model: Any) -> tuple[list[Prompt], Distilled]:
+    """The answers to every turn, a later one after the answer to the one before: the turns, and their texts.
+
+    A conversation ends where it grows too long for the teacher.
+    """
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.tools.training.generate import engine_draws, generate
+
+    checkpoint = Checkpoint.open(job.teacher)
+    longest = checkpoint.config.max_positions - job.max_new_tokens
+    answered: list[Prompt] = []
+    whole: list[tuple[list[int], list[int]]] = []
+    going = [(Conversation(text), turns) for turns in job.conversations]
+    for turn in range(max(map(len, job.conversations))):
+        asked = [(told, turns[turn], told.ask(turns[turn]), turns) for told, turns in going if turn < len(turns)]
+        asked = [one for one in asked if len(one[2]) <= longest]  # the teacher has room for it and its answer
+        if not asked:
+            break
+        samplings = [sampling_of(job, prompt) for _, prompt, _, _ in asked]
+        prompts = [ids for _, _, ids, _ in asked]
+        written = generate(model, prompts, engine_draws(samplings), job.max_new_tokens, checkpoint.config.eos)
+        for (told, prompt, ids, _), new in zip(asked, written, strict=True):
+            told.answer(new)
+            answered.append(prompt)
+            whole.append((ids, new))
+        going = [(told, turns) for told, _, _, turns in asked]
+    return answered, _distilled(whole, job.temperature, checkpoint)
+
+
+def sampling_of(job: Job, turn: Prompt) -> Sampling:
+    """Each turn has a seed of its own, so that no two share their noise."""
+    return Sampling(temperature=job.temperature, seed=zlib.crc32(turn.id.encode()))
+
+
+def _distilled(texts: Sequence[tuple[list[int], list[int]]], temperature: float, checkpoint: Checkpoint) -> Distilled:
+    """(prompt, answer) pairs in the form that the trainers read."""
+    from draftwood.tools.training.texts import INDEX, Distilled
+
+    index_W = np.zeros(len(texts), INDEX)
+    index_W["prompt"] = [len(prompt) for prompt, _ in texts]
+    index_W["length"] = [len(prompt) + len(new) for prompt, new in texts]
+    index_W["start"] = np.cumsum(index_W["length"]) - index_W["length"]
+    index_W["temperature"] = temperature
+    tokens_N = np.array([token for prompt, new in texts for token in (*prompt, *new)], np.uint32)
+    return Distilled(tokens_N, index_W, (len(index_W),), checkpoint.digest(), "", tuple(checkpoint.config.eos))

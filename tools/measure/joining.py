@@ -1,0 +1,110 @@
+"""The cost of joining others: a chat's second turn with and without kept prefixes, and the wait while a prompt is read.
+
+Both go through what ``draftwood.open`` returns, as a service does, and are timed by the clock of who waits.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+from draftwood.runtime.decoding import Decoding, Result
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.opened import OpenedBundle
+from draftwood.runtime.trace import Trace
+from draftwood.tools.measure.conversations import Conversation, tokenizer_of
+from draftwood.tools.prompts import Prompt
+
+# Tokens of a chat before its second turn, and of the prompt that others wait for; less where the context is shorter.
+BEHIND, LONG = 2000, 4000
+ROUNDS = 5
+ANSWER, FOLLOWING = 16, 24
+# Tokens of each text before the long prompt comes, and of the answers of both.
+BEFORE = 8
+_PATIENCE_S = 600.0
+
+
+def bench_joining(engine: Engine, prompts: Sequence[Prompt], texts: int) -> dict[str, Any]:
+    """Both measurements: ``second_turn`` and ``long_prompt``."""
+    context = engine.bundle.manifest.dims.context
+    ids = _ids(engine, prompts, max(BEHIND, LONG) + FOLLOWING)
+    return {
+        "second_turn": _second_turn(engine, ids, min(BEHIND, context - 2 * ANSWER - FOLLOWING)),
+        "long_prompt": _long_prompt(engine, ids, min(LONG, context - ANSWER), texts),
+    }
+
+
+def _ids(engine: Engine, prompts: Sequence[Prompt], count: int) -> list[int]:
+    """Tokens of the prompts, one after another, over and over."""
+    own = [token for prompt in prompts for token in Conversation(tokenizer_of(engine)).ask(prompt)]
+    return (own * (count // len(own) + 1))[:count]
+
+
+def _second_turn(engine: Engine, ids: Sequence[int], behind: int) -> dict[str, Any]:
+    """Median seconds to the first token of a second turn."""
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    results = dict[bool, Result]()
+    for number in range(ROUNDS):
+        for prefixes in (True, False) if number % 2 else (False, True):
+            model = OpenedBundle(engine.bundle, engine, Opening(prefixes=prefixes))
+            first = ids[:behind]
+            answer = model.generate(first, policy="plain", max_new_tokens=ANSWER, ignore_eos=True)
+            turn = [*first, *answer.token_ids, *ids[behind : behind + FOLLOWING]]
+            results[prefixes] = model.generate(turn, policy="plain", max_new_tokens=ANSWER, ignore_eos=True)
+            seconds[prefixes].append(results[prefixes].first_token_seconds)
+    kept, read = (statistics.median(seconds[prefixes]) for prefixes in (True, False))
+    return {
+        "behind_tokens": behind,
+        "prefix_tokens": results[True].prefix_tokens,
+        "equal": results[True].token_ids == results[False].token_ids,
+        "kept_seconds": kept,
+        "read_seconds": read,
+        "ratio": kept / read,
+    }
+
+
+def _long_prompt(engine: Engine, ids: Sequence[int], length: int, texts: int) -> dict[str, Any]:
+    """The longest wait of texts that run plainly, in ms, while a prompt is read in launches between their steps."""
+    model, trace = OpenedBundle(engine.bundle, engine, Opening(prefixes=False)), Trace()
+    room = engine.bundle.manifest.dims.context - BEFORE
+    streams = [
+        model.stream(ids[number : number + BEFORE], policy="plain", max_new_tokens=room, ignore_eos=True)
+        for number in range(texts)
+    ]
+    times: list[list[float]] = [[] for _ in streams]
+
+    def run(stream: Decoding, own: list[float]) -> None:
+        for _ in stream:
+            own.append(time.perf_counter())
+
+    with ThreadPoolExecutor(texts) as threads:
+        running = [threads.submit(run, *one) for one in zip(streams, times, strict=True)]
+        try:
+            until = time.monotonic() + _PATIENCE_S
+            while min(map(len, times)) < BEFORE and time.monotonic() < until:
+                time.sleep(0.001)
+            began = time.perf_counter()
+            model.generate(ids[:length], policy="plain", max_new_tokens=1, trace=trace)
+            ended = time.perf_counter()
+        finally:
+            for stream in streams:
+                stream.cancel()
+        for one in running:
+            one.result()
+    waits = [1e3 * (b - a) for own in times for a, b in pairwise(own) if b > began and a < ended]
+    steps = [1e3 * (b - a) for own in times for a, b in pairwise(own) if b <= began]
+    launches = -(-length // engine.launches(engine.bundle.manifest.dims.context)[-1])
+    launch_ms, step_ms = trace.events[0].verify_us / 1e3 / launches, statistics.median(steps)
+    return {
+        "prompt_tokens": length,
+        "texts": texts,
+        "longest_wait_ms": max(waits, default=0.0),
+        "prompt_launch_ms": launch_ms,
+        "step_ms": step_ms,
+        "ratio": max(waits, default=0.0) / (launch_ms + step_ms),
+    }

@@ -1,0 +1,256 @@
+"""How long the steps of a bundle take on this machine: a measured latency table.
+
+Every entry is visited once a round, in shuffled order, so that whatever else the machine does hits all alike. A visit
+decodes a few steps for real: draft, verify after a cache filled to half its KV length, commit of a path that lies
+scattered in the tree.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnxruntime
+
+from draftwood.errors import RequestError
+from draftwood.manifest import Gear
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.policy import Policy, policy_for, widest_gear
+from draftwood.runtime.sharing import advance
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft
+from draftwood.tools.machine import memory, processor
+from draftwood.tools.measure.tune import in_rounds, time_step
+from draftwood.tools.prompts import read_prompts
+from draftwood.trees import Topology, TreeBuffers, tensorize
+from draftwood.trees.latency import EntryKind, LatencyEntry, LatencyTable
+
+LEAST_ROUNDS = 9
+SECONDS = 0.5  # an entry is timed over at least this long
+STEPS = 4  # timed steps of a visit at least; one more before them is not counted
+VISIT_SECONDS = 0.05  # a visit lasts at least so long, or short steps never see the caches of a running text
+HOST_TOKENS = 48  # new tokens of a text that is decoded for the host's share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One entry to time: a tree after the caches of texts, and the rows of it that every step commits."""
+
+    topology: Topology
+    tree: TreeBuffers
+    path: tuple[int, ...]
+    states: list[SequenceState]
+    filled: int
+    # Drafts for this tree; None where nothing does.
+    gear: Gear | None
+
+
+def measure(
+    engine: Engine,
+    rows: Iterable[int],
+    slots: Sequence[int],
+    rounds: int | None = None,
+    threads: int = 0,
+    texts: Sequence[int] = (1,),
+) -> LatencyTable:
+    """Times the steps of the bundle's trees, and bushy trees of other ``rows``, at every KV length, for each number of
+    ``texts`` that share a launch, in `LEAST_ROUNDS` rounds or more, or in ``rounds``."""
+    rounds = LEAST_ROUNDS if rounds is None else rounds
+    if rounds < 1:
+        raise RequestError(f"--rounds {rounds}: expected at least 1")
+    bundle, asked = engine.bundle, set(rows)
+    subjects = [one for length in slots for one in _subjects(engine, asked, length, texts)]
+    times = _time(engine, subjects, rounds, texts)
+    entries = [
+        _entry("verify" if count > 1 else "decode", samples, rows=count, slots=length, filled=filled, texts=number)
+        for (number, count, length, filled), samples in times.steps.items()
+    ]
+    entries += [
+        _entry("draft", taken, depth=depth, width=width, texts=number)
+        for (number, depth, width), taken in times.drafts.items()
+    ]
+    offered = bundle.manifest.drafter
+    entries += [_entry("host", taken, texts=number) for number, taken in times.hosts.items()]
+    return LatencyTable(
+        source="measured",
+        kv_read="filled",
+        entries=tuple(entries),
+        machine=_machine(threads),
+        teacher={"name": bundle.folder.resolve().name, "digest": bundle.manifest.teacher.digest},
+        drafter=msgspec.to_builtins(offered) if offered else {},
+        notes=NOTES,
+    )
+
+
+NOTES = (
+    "A step reads the filled slots only, so an entry holds for a text of about its 'filled' tokens; the KV length"
+    " itself costs nothing.",
+    "One graph with run-time sizes serves every gear, so one more gear takes no graph memory and bytes is left out.",
+    "The accepted rows are moved by the host, so there is no commit entry; host covers acceptance, commit,"
+    " bookkeeping and the text.",
+)
+
+
+@dataclass(slots=True)
+class Times:
+    """Samples in seconds by texts: steps then by (rows, slots, filled), drafts by (depth, width)."""
+
+    steps: dict[tuple[int, int, int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    drafts: dict[tuple[int, int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    hosts: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+def _subjects(engine: Engine, rows: set[int], slots: int, texts: Sequence[int] = (1,)) -> list[Subject]:
+    """The bundle's trees, one for each number of rows, and bushy ones of the other numbers, after the same caches."""
+    trees = {topology.rows: topology for topology, _ in engine.bundle.trees.values()}
+    trees |= {count: bushy(count) for count in rows - trees.keys()}
+    filled, needed = slots // 2, max(trees) + (STEPS + 1) * max(len(committed_path(tree)) for tree in trees.values())
+    if filled + needed >= slots:
+        raise RequestError(
+            f"--kv {slots}: too short to time steps of {max(trees)} rows behind {filled} tokens; expected at least"
+            f" {2 * needed + 2}, or fewer --rows"
+        )
+    states = [engine.begin(slots) for _ in range(max(texts))]
+    for number, state in enumerate(states):
+        tokens = np.random.default_rng(number).integers(0, engine.bundle.manifest.dims.vocabulary, filled)
+        engine.prefill(state, tokens)
+    return [
+        Subject(
+            topology=tree,
+            tree=tensorize(tree),
+            path=committed_path(tree),
+            states=states[:count],
+            filled=filled,
+            gear=_drafting(engine.bundle, tree),
+        )
+        for count in texts
+        for _, tree in sorted(trees.items())
+    ]
+
+
+def _ranks_levels(bundle: Bundle) -> bool:
+    """Whether one draft graph ranks levels for all trees; otherwise each drafts one tree alone."""
+    drafts = (graph for graph in bundle.manifest.graphs_of("onnx") if graph.kind == "draft")
+    return any(spec.name == "candidates" for graph in drafts for spec in graph.outputs)
+
+
+def _drafting(bundle: Bundle, topology: Topology) -> Gear | None:
+    """A gear that drafts a tree, or one as costly."""
+    shared = _ranks_levels(bundle)
+    gears = (gear for gear in bundle.manifest.gears if gear.neural and gear.tree in bundle.trees)
+    fits = (gear for gear in gears if shared or bundle.trees[gear.tree][0] == topology)
+    return next(fits, None) if topology.depth else None
+
+
+def bushy(rows: int) -> Topology:
+    """A tree of ``rows`` rows in which every node has four children, as far as they go."""
+    below = range(rows - 1)
+    return Topology((0, *(row // 4 for row in below)), (0, *(row % 4 for row in below)))
+
+
+def committed_path(topology: Topology) -> tuple[int, ...]:
+    """Rows from the root to the last row at half the tree's depth: as many as a step may accept, out of order."""
+    depth = (topology.depth + 1) // 2
+    row = max(row for row, found in enumerate(topology.depths) if found == depth)
+    path = [row]
+    while path[-1]:
+        path.append(topology.parents[path[-1]])
+    return tuple(reversed(path))
+
+
+def _time(engine: Engine, subjects: list[Subject], rounds: int, texts: Sequence[int] = (1,)) -> Times:
+    times, prompt, order = Times(), _prompt(engine.bundle), random.Random(0)
+    visits: list[Subject | int] = [*texts, *subjects]
+    _visit_all(engine, visits, prompt, Times(), order)  # warm-up
+    began = time.perf_counter()
+
+    def visit() -> None:
+        _visit_all(engine, visits, prompt, times, order)
+        passed = time.perf_counter() - began
+        said = f"round {len(times.hosts[texts[0]])} of at least {rounds}: {len(subjects)} shapes, {passed:.0f} s"
+        print(said, file=sys.stderr, flush=True)
+
+    in_rounds(visit, rounds, SECONDS * len(visits))
+    return times
+
+
+def _visit_all(
+    engine: Engine, visits: Sequence[Subject | int], prompt: list[int], times: Times, order: random.Random
+) -> None:
+    """Every subject, and for each number of texts the host."""
+    for visited in order.sample(visits, len(visits)):
+        if isinstance(visited, int):
+            times.hosts[visited].append(_host_seconds(engine, prompt, visited))
+        else:
+            _visit(engine, visited, times)
+
+
+def _visit(engine: Engine, subject: Subject, times: Times) -> None:
+    """Some steps of one tree; the caches grow by what they commit and are rolled back by the next visit."""
+    states, tree, drafter = subject.states, subject.tree, engine.bundle.manifest.drafter
+    tokens, count, slots = np.random.default_rng(tree.rows), len(subject.states), subject.states[0].slots
+    for state in states:
+        state.rollback(subject.filled)
+    ranked = _ranks_levels(engine.bundle)
+    entered, step = time.perf_counter(), 0
+    while step <= STEPS or (time.perf_counter() - entered < VISIT_SECONDS and states[0].kv.room(tree.rows)):
+        drafts = []
+        for state in states:
+            tokens_T = tokens.integers(0, engine.bundle.manifest.dims.vocabulary, tree.rows)
+            state.root = int(tokens_T[0])
+            drafts.append(Draft(tokens_T, np.zeros(0, np.float32), tree))
+        spent = time_step(engine, states, subject.gear, drafts, subject.path)
+        if step:  # the first step finds another tree's work in the processor's caches
+            times.steps[count, tree.rows, slots, subject.filled].append(spent.verify / 1e6)
+            if subject.gear and drafter:
+                shape = subject.topology.depth, subject.topology.width
+                offered = (drafter.levels, drafter.candidates) if ranked else shape
+                times.drafts[count, *offered].append(spent.draft / 1e6)
+        step += 1
+
+
+def _prompt(bundle: Bundle) -> list[int]:
+    """Token ids to decode a text from: a built-in prompt, or any ids where there is no tokenizer."""
+    room = bundle.manifest.dims.context - HOST_TOKENS
+    ids = bundle.tokenizer.encode(read_prompts(None)[0].text) if bundle.tokenizer else list(range(8))
+    return ids[: max(1, room)]
+
+
+def _host_seconds(engine: Engine, prompt: list[int], texts: int) -> float:
+    """Time that a step of real texts spends outside graphs: the mean of plain decoding's and the largest tree's."""
+    policies = [policy_for(engine.bundle), policy_for(engine.bundle, widest_gear(engine.bundle))]
+    return sum(_host_step_seconds(engine, prompt, policy, texts) for policy in policies) / len(policies)
+
+
+def _host_step_seconds(engine: Engine, prompt: list[int], policy: Policy, texts: int) -> float:
+    options = Options(max_new_tokens=HOST_TOKENS, ignore_eos=True)
+    going = [Decoding(engine, prompt[number % len(prompt) :], options, policy) for number in range(texts)]
+    for text in going:
+        text.start()
+    seconds = graph_seconds = 0.0
+    steps = 0
+    while not any(text.finished for text in going):
+        began = time.perf_counter()
+        outcomes = advance(engine, going)
+        seconds, steps = seconds + time.perf_counter() - began, steps + 1
+        graph_seconds += sum((one.draft_us + one.verify_us) / one.texts for one in outcomes) / 1e6
+    return (seconds - graph_seconds) / max(steps, 1)
+
+
+def _entry(kind: EntryKind, samples: list[float], **shape: Any) -> LatencyEntry:
+    low, middle, high = (round(float(value), 9) for value in np.percentile(samples, (25, 50, 75)))
+    return LatencyEntry(kind=kind, seconds=middle, quartiles=(low, high), samples=len(samples), **shape)
+
+
+def _machine(threads: int) -> dict[str, Any]:
+    facts = {**processor(), "memory_bytes": memory()["total_bytes"], "onnxruntime": onnxruntime.__version__}
+    return facts | ({"threads": threads} if threads else {})

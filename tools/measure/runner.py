@@ -1,0 +1,137 @@
+"""The one runner: whatever is compared takes turns, in an order that changes from round to round.
+
+So a drift of the machine meets all ways alike. The first way is plain decoding; the others' tokens are compared with
+its tokens, exactly.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.policy import Policies
+from draftwood.runtime.trace import Trace
+from draftwood.tools.comparison.differences import explain, logit_noise
+from draftwood.tools.measure.prefilled import Prefilled
+
+PLAIN = "plain"
+
+Taken = TypeVar("Taken")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An engine and what chooses its gears. With ``turn`` (n, of) it takes part in every of-th round, from the n-th."""
+
+    engine: Engine
+    policies: Policies
+    turn: tuple[int, int] = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One text, decoded once, with what every step did."""
+
+    result: Result
+    trace: Trace
+
+
+def in_turns(
+    ways: Mapping[str, Callable[[], Taken]],
+    rounds: int,
+    number: int = 0,
+    turns: Mapping[str, tuple[int, int]] | None = None,
+) -> dict[str, list[Taken]]:
+    """The result of every way in every round that it takes part in.
+
+    Args:
+        number: the text's, by which the order and ``turns`` alternate.
+        turns: (n, of) of a way that takes part in every of-th round only, from the n-th.
+    """
+    names, found = list(ways), {name: list[Taken]() for name in ways}
+    for round in range(number, number + rounds):
+        shift = round % len(names)
+        order = names[shift:] + names[:shift]
+        for name in order[::-1] if round % 2 else order:
+            first, every = (turns or {}).get(name, (0, 1))
+            if round % every == first:
+                found[name].append(ways[name]())
+    return found
+
+
+def is_plain(way: str) -> bool:
+    """Whether a way of this name is plain decoding: ``plain``, or ``plain`` with a word that tells it from others."""
+    return way.split(" ")[0] == PLAIN
+
+
+def decode(way: Way, ids: Sequence[int], options: Options) -> Decoded:
+    """The text after a prompt."""
+    trace, policy = Trace(), way.policies.new(options.sampling.greedy, options.max_new_tokens)
+    return Decoded(Decoding(way.engine, ids, options, policy, trace).run(), trace)
+
+
+def warm_up(ways: Mapping[str, Way], ids: Sequence[int], options: Options) -> None:
+    """A text of its own, which is not measured: graphs are opened, buffers and caches are there."""
+    for way in ways.values():
+        decode(way, ids, options)
+
+
+def measure(
+    ways: Mapping[str, Way], ids: Sequence[int], options: Options, rounds: int, number: int = 0
+) -> tuple[dict[str, dict[str, Any]], Result]:
+    """Figures by way, and the plain text. ``number`` is the text's, by which order and turns alternate."""
+    takers = {name: partial(decode, way, ids, options) for name, way in ways.items()}
+    texts = in_turns(takers, rounds, number, {name: way.turn for name, way in ways.items()})
+    plain = texts[next(iter(ways))][0].result
+    found = {name: figures(own, plain) for name, own in texts.items()}
+    for name, own in texts.items():
+        other = next((one.result for one in own if one.result.token_ids != plain.token_ids), None)
+        if other is not None:
+            engine = ways[name].engine
+            engine = engine.behind if isinstance(engine, Prefilled) else engine
+            noise = logit_noise(engine, [*ids, *plain.token_ids])
+            told = explain(engine, "", ids, plain.token_ids, other.token_ids, options, noise)
+            found[name]["difference"] = asdict(told)
+    return found, plain
+
+
+def figures(texts: Sequence[Decoded], plain: Result) -> dict[str, Any]:
+    """Figures of one way: times of every round in seconds, and the steps of the last round.
+
+    ``accepted`` are tokens gained, by step; ``depths`` how many steps drafted, and accepted a draft at depth 1, 2, ...;
+    ``held`` how many steps a reference engine held to invariants.
+    """
+    results, last = [text.result for text in texts], texts[-1].result
+    steps = [event for event in texts[-1].trace.events if event.kind != "prefill"]
+    drafted = [event for event in steps if event.kind == "verify"]
+    deepest = max((len(event.path) for event in drafted), default=0)
+    own = plain.token_ids, plain.finish_reason
+    return {
+        "seconds": [round(one.decode_seconds, 7) for one in results],
+        "first_seconds": [round(one.first_token_seconds, 7) for one in results],
+        "tokens": len(last.token_ids),
+        "steps": last.steps,
+        "equal": all((one.token_ids, one.finish_reason) == own for one in results),
+        "accepted": [event.accepted for event in steps],
+        "depths": [len(drafted), *(sum(len(e.path) >= d for e in drafted) for d in range(1, deepest + 1))],
+        "held": sum(event.invariants is not None for event in steps),
+        "gears": dict(sorted(Counter(event.gear for event in steps).items())),
+        "stages_us": {
+            "draft": round(sum(event.draft_us for event in steps), 1),
+            "verify": round(sum(event.verify_us for event in steps), 1),
+            "accept and commit": round(sum(event.accept_us for event in steps), 1),
+            "host": round(sum(event.host_us for event in steps), 1),
+        },
+        "host_share": last.host_share,
+    }
+
+
+def median_seconds(figures: Mapping[str, Any]) -> float:
+    """A text's decoding time: the median of its rounds."""
+    return statistics.median(figures["seconds"])
