@@ -76,7 +76,7 @@ def plan(
         calibration: what the teacher's text took through the drafter's candidates.
         limits: sizes that may not be passed.
         latency: what every step costs; without one, trees by size.
-        classes: confidence classes with trees of their own.
+        classes: confidence classes with their own trees.
         sampled: the same of sampled text, if ``calibration`` has greedy text alone; the plan serves both.
         occupancy: how often how many texts are there; every number that ``latency`` has steps for equally often.
 

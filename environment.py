@@ -61,7 +61,7 @@ def cann_available() -> bool:
 
 
 def npu_chips() -> tuple[str, ...]:
-    """The chips that torch_npu sees, in a process of its own; none if it or CANN is missing."""
+    """The chips that torch_npu sees, in its own process; none if it or CANN is missing."""
     if not (torch_npu_installed() and cann_available()):
         return ()
     try:

@@ -300,7 +300,7 @@ def text_name(text: int | str, name: str) -> str:
 
 
 def texts_name(texts: int, rows: int, slots: int) -> str:
-    """Name of the static graph that verifies so many rows of each of so many texts."""
+    """Name of the static graph that verifies ``rows`` rows of each of ``texts`` texts."""
     return f"verify-b{texts}-t{rows}-kv{slots}"
 
 
@@ -310,7 +310,7 @@ def texts_accept_name(draws: str, texts: int, rows: int) -> str:
 
 
 def texts_signature(one: StepSignature, texts: int) -> StepSignature:
-    """The signature for so many texts at once, made from that for one. Every text has its own inputs and outputs, and
+    """The signature for ``texts`` texts at once, made from that for one. Every text has its own inputs and outputs, and
     the caches of all come last. Logits, choices and features of a step are those of all rows together."""
     names = [str(text) for text in range(texts)]
     together = [spec for spec in one.outputs if one.kind == "step" and spec.name in TEACHER_RESULTS]

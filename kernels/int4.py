@@ -18,7 +18,7 @@ from draftwood.kernels.contract import Contract
 # Groups that the kernel takes with rows cut in digits, the larger first, and what the outputs are a multiple of
 # (ops-nn, matmul/weight_quant_batch_matmul_v2, op_tiling/..._tiling_msd.cpp, IsCapable).
 GROUPS, OUTPUTS = (128, 64), 64
-# So many digits is a row cut in.
+# Digits that a row is cut in.
 DIGITS = 3
 _BITS, _WORD = 4, 8
 _MIDDLE = 1 << (_BITS - 1)

@@ -18,7 +18,7 @@ from draftwood.kernels.contract import Contract, declare, op, ort
 BLOCK = 32
 _LARGEST = 127
 _ACCURACY = 4  # int8 rows
-# The reference unpacks so many weights at a time: they stay in a processor's cache, and in memory that is used again. A
+# Weights that the reference unpacks at a time: they stay in a processor's cache, and in memory that is used again. A
 # matrix of 8960 x 1536 whole, in pages new at every call, took 124 ms of processor time; in such pieces 12. A process
 # that has freed nothing large yet gives such memory back, and took 33 (a loaded machine).
 TOGETHER = 1 << 19

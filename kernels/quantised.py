@@ -20,9 +20,9 @@ from draftwood.kernels.contract import Contract, declare, op, ort
 LARGEST = 127
 # A row of nothing larger counts as zeros: 127 over it would not be a number. The NPU gives such a row the scale 0.
 LEAST = 2.0**-100
-# So many products of int8 sum exactly in fp32, in any order: 1024 * 127 * 128 < 2 ** 24.
+# Products of int8 that sum exactly in fp32, in any order: 1024 * 127 * 128 < 2 ** 24.
 _EXACT_INPUTS = 1024
-# So many columns are made fp32 at a time, in memory that is used again.
+# Columns that are made fp32 at a time, in memory that is used again.
 _OUTPUTS = 512
 # Rows of onnxruntime's fast kernels are uint8 with zero at 128 (signed rows have none before AVX-VNNI-INT8).
 _ZERO_POINT = 128

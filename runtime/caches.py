@@ -25,7 +25,7 @@ from draftwood.runtime.speculation.sequence import SequenceState
 LEAST_SHARED = 16
 # Tokens of a kept text that its taker may throw away; a taker that would lose more copies its part.
 MOST_LOST = 32
-# By default there is room for so many texts of the whole context, by the texts of a launch.
+# By default there is room for this many texts of the whole context, for each text of a launch.
 TEXTS_A_PLACE = 2
 
 # n tokens
@@ -155,7 +155,7 @@ class Caches:
             del self._kept[0]
 
     def _need(self, longest: int, slots: int) -> int:
-        """Bytes of a text of so many tokens, at its end. ``slots`` is the least KV length that it has."""
+        """Bytes of a text of that many tokens, at its end. ``slots`` is the least KV length that it has."""
         manifest = self._engine.bundle.manifest
         lengths = sorted({gear.slots for gear in manifest.gears if gear.slots >= slots})
         # Before the end of a text a tree may reach beyond it. A policy then goes to the KV length that has room for

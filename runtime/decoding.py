@@ -55,7 +55,7 @@ class Asked(TypedDict, total=False):
     stop: str | Sequence[str]
     # Go on past the teacher's end tokens.
     ignore_eos: bool
-    # Keep log-probabilities of every token, and of so many of the likeliest besides it.
+    # Keep log-probabilities of every token, and of that many of the likeliest besides it.
     logprobs: int | None
     # Special tokens, as the vocabulary spells them, that stand in the text; others leave nothing there.
     shown: Sequence[str]
@@ -81,7 +81,7 @@ class Options:
     # Go on past the teacher's end tokens.
     ignore_eos: bool = False
     stop_strings: tuple[str, ...] = ()
-    # Of every token, and of so many of the likeliest ones besides it.
+    # Of every token, and of that many of the likeliest ones besides it.
     logprobs: int | None = None
     shown: tuple[str, ...] = ()
     grammar: Grammar | ApartGrammar | None = None

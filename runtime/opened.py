@@ -144,7 +144,7 @@ class OpenedBundle:
             stream.cancel()
 
     async def _apart(self, call: Callable[[], _Given]) -> _Given:
-        """The result of a call, in a thread of its own."""
+        """The result of a call, in its own thread."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(ASYNC_THREADS, "draftwood")
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)

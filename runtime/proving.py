@@ -1,4 +1,4 @@
-"""Where the quick proof of a first opening runs: in a process of its own, or in this one.
+"""Where the quick proof of a first opening runs: in its own process, or in this one.
 
 A graph that was changed inside can end its process from within onnxruntime: a division by zero in an operator's shape
 arithmetic is a signal, not an exception. A program that opens a bundle must survive that with one clear line.
@@ -55,7 +55,7 @@ def main(folder: str, opening: str) -> int:
 
 
 def _prove_apart(bundle: Bundle, opening: Opening) -> bool:
-    """Whether the proof ran in a process of its own, and passed; BundleError if it did not pass."""
+    """Whether the proof ran in its own process, and passed; BundleError if it did not pass."""
     words = [sys.executable, "-P", "-c", _CHILD, str(bundle.folder), msgspec.json.encode(opening).decode()]
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     try:

@@ -135,7 +135,7 @@ def _launched(engine: Engine, texts: Sequence[Stepping]) -> list[Outcome]:
 
 
 class Sharing:
-    """The texts of one engine. Any thread may call it for a text of its own; ``cancel`` also for another's."""
+    """The texts of one engine. Any thread may call it for its own text; ``cancel`` also for another's."""
 
     def __init__(self, engine: Engine, caches: Caches, most_waiting: int | None = None) -> None:
         self.engine, self._caches, self._most_waiting = engine, caches, most_waiting

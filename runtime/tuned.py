@@ -53,7 +53,7 @@ def bundle_digest(bundle: Bundle) -> str:
 
 
 def tuned_file(bundle: Bundle, engine: str, threads: int | None) -> Path:
-    """Where the times of an engine with so many threads are kept; None means all processors."""
+    """Where the times of an engine with that many threads are kept; None means all processors."""
     threads = threads or len(os.sched_getaffinity(0))
     key = f"{machine_name()} {bundle_digest(bundle)} {engine} {threads}"
     return cache_home() / "draftwood" / "tuned" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"

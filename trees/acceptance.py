@@ -32,7 +32,7 @@ class Accepted:
 
 
 def walk(tree: TreeBuffers, tokens_T: NDArray[np.int64], draw: Callable[[int, int], int]) -> Accepted:
-    """Follow the teacher's tokens down the tree; the result equals that of the graphs (`compiler/steps/accept.py`).
+    """Follow the teacher's tokens down the tree. Graphs give the same result (`compiler/steps/accept.py`).
 
     Args:
         tree: a tree by its buffers, as planned or as a drafter chose it.

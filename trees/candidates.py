@@ -170,7 +170,7 @@ def _best_gear(
         depth, width = shape
         curves = (ranked.curve(depth)[:rows] for ranked in searches[width])
         tokens = sum(weight * float(curve[-1]) for weight, curve in zip(weights, curves, strict=True))
-        # Without a node worth having there is nothing to draft, and plain decoding has a gear of its own.
+        # Without a node worth having there is nothing to draft, and plain decoding has its own gear.
         return (fixed + drafts[shape]) * sum(weights) / tokens if tokens > sum(weights) else math.inf
 
     depth, width = min(drafts, key=per_token, default=(0, 0))

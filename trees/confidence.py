@@ -1,4 +1,4 @@
-"""Classes of contexts by the drafter's confidence at the root, each with a tree of its own.
+"""Classes of contexts by the drafter's confidence at the root, each with its own tree.
 
 All trees of a gear have equally many rows, so one verify graph serves every class. A device computes the index of the
 tree from its own probabilities, with no round trip to the host.

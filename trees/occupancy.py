@@ -22,7 +22,7 @@ from draftwood.errors import TreeError
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """``shares`` of the tokens that are decoded while so many texts are there; they add up to 1."""
+    """``shares`` of the tokens that are decoded at each number of texts; they add up to 1."""
 
     shares: Mapping[int, float]
 
@@ -67,7 +67,7 @@ class Service:
         return float(sum(s * self.of(n, us_C) @ self.shares_L for n, s in self.occupancy.shares.items()))
 
     def of(self, texts: int, us_C: NDArray[np.float64]) -> NDArray[np.float64]:
-        """float64[L]: device time per token with so many texts."""
+        """float64[L]: device time per token at that number of texts."""
         us_LB = us_C.reshape(len(self.shares_L), len(self.sizes))
         served = [np.zeros(len(us_LB))]
         for n in range(1, texts + 1):

@@ -17,7 +17,7 @@ from draftwood.trees.confidence import split
 from draftwood.trees.measure import visits
 from draftwood.trees.topology import Topology
 
-# Texts of so many tokens and more, up to the next, are alike in length: octaves, as far as calibrations count.
+# Bounds in tokens: texts from one up to the next are alike in length. They are octaves, as far as calibrations count.
 LENGTHS = (0, *(256 << octave for octave in range(14)))
 # A text with fewer counted contexts says less about its ease.
 ENOUGH = 16

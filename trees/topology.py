@@ -188,5 +188,5 @@ def _require(condition: bool, message: str) -> None:
 
 
 def branches(rows: int, depth: int) -> bool:
-    """Whether a tree of so many rows, the root's counted, and levels has more than one path."""
+    """Whether a tree of that many rows (the root's counted) and levels has more than one path."""
     return rows > depth + 1

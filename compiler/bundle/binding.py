@@ -98,7 +98,7 @@ def _write(folder: Path, npu: m.GraphSet, reads: Mapping[str, Callable[[], Tenso
     assert npu.index is not None, "graphs for an NPU have an index of their weights"
     index = read_index(folder / npu.index)
     target = folder / npu.weights
-    # Under its final name in a folder of its own: the index knows the file by that name.
+    # Under its final name in its own folder: the index knows the file by that name.
     staging = target.parent / ".binding"
     staging.mkdir(exist_ok=True)
     try:

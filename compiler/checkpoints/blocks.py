@@ -18,7 +18,7 @@ BLOCK = 32
 MIDDLE = {4: 8, 8: 128}
 _LARGEST = 127
 _STEPS = 15
-# A search's starts: the shares of a block's range that its steps cover. Each start is refined so many times.
+# A search's starts, as shares of a block's range that its steps cover; and the refinements of each start.
 _SHARES, _ROUNDS = (1.0, 0.9, 0.8), 3
 # Blocks that are searched at a time, so that the data of a search stays in a processor's cache.
 _SEARCHED = 8192
@@ -40,7 +40,7 @@ def rounded_to_eight(matrix_OH: Tensor) -> Grouped:
 
 
 def rounded_to_four(matrix_OH: Tensor) -> Grouped:
-    """Every block at the nearest of 16 steps above a number of its own, both by least squares."""
+    """Every block at the nearest of 16 steps above its own number, both by least squares."""
     rows, blocks = matrix_OH.shape[0], matrix_OH.shape[1] // BLOCK
     whole_OBX = torch.empty(rows * blocks, BLOCK, dtype=torch.uint8)
     scale_OB, minimum_OB = (torch.empty(rows * blocks) for _ in range(2))

@@ -16,7 +16,7 @@ from draftwood.errors import CheckpointError
 
 CONFIG = "quantization_config"
 COMPRESSED_TENSORS = "compressed-tensors"
-# Descriptions in files of their own, and whose they are.
+# Descriptions in their own files, and whose they are.
 FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _PACKED = "pack-quantized"
 _ROUNDED = ("int-quantized", "naive-quantized")

@@ -16,9 +16,9 @@ from draftwood.compiler.teachers.experts import MixtureConfig
 
 
 def touched_experts(config: MixtureConfig, rows: int) -> float:
-    """Experts of a layer that some of so many rows choose, from K to E: E x (1 - (1 - K / E)^T).
+    """Experts of a layer that some of the rows choose, from K to E: E x (1 - (1 - K / E)^T).
 
-    Every row is taken to choose by itself and evenly, which is the most that rows touch: those of one text resemble
+    Every row is assumed to choose by itself and evenly, which is the most that rows touch. Rows of one text resemble
     each other and touch fewer.
     """
     return config.experts * (1.0 - (1.0 - config.experts_per_token / config.experts) ** rows)

@@ -72,7 +72,7 @@ def attention_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, f
 
 
 def all_layers(config: TeacherConfig, rows: int, slots: int, texts: int = 1) -> list[Op]:
-    """Every block of a teacher, for so many texts."""
+    """Every block of a teacher, for ``texts`` texts."""
     dense = of_texts(layer_ops(config, rows, slots), texts)
     if not isinstance(config, MixtureConfig):
         return _times(config.layers, dense)

@@ -52,7 +52,7 @@ class DraftCost(ABC):
 
     @abstractmethod
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
-        """(depth, width, operators of the whole draft); `slots` is the length of a cache of its own.
+        """(depth, width, operators of the whole draft); `slots` is the length of its own cache.
 
         ``config`` has the teacher's sizes; its quantised layers are the drafter's (`int8_draft`).
         """

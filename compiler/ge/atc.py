@@ -21,9 +21,9 @@ DEFAULT_SOC = "Ascend910B3"
 def atc_command(air: str, soc: str, packed: bool = False) -> list[str]:
     """The exact command for one graph, to be run in the folder of the ``.air`` files.
 
-    ``origin`` keeps bf16: ATC's default turns it, and fp32, into fp16. Weights stay files of their own, which ATC
-    names by content, so that all graphs compiled into one folder share them. Tiling is kept on the device. Sums over
-    ``packed`` weights are deterministic: else a kernel adds their groups up in any order.
+    ``origin`` keeps bf16: ATC's default turns it, and fp32, into fp16. Weights stay their own files, which ATC names by
+    content, so that all graphs compiled into one folder share them. Tiling is kept on the device. Sums over ``packed``
+    weights are deterministic: else a kernel adds their groups up in any order.
     """
     name = PurePosixPath(air).name
     return [

@@ -61,8 +61,8 @@ def plan_weights(
     linked: Mapping[str, tuple[Path, int]],
     others: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> WeightIndex:
-    """Lays the weights out. ``linked`` weights (file, byte offset) stay where they are; ``others`` have a type of
-    their own."""
+    """Lays the weights out. ``linked`` weights (file, byte offset) stay where they are; ``others`` have their own
+    type."""
     at, constants = 0, {}
     for name, shape in shapes.items():
         length = torch.Size(shape).numel() * others.get(name, dtype).itemsize

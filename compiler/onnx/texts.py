@@ -209,7 +209,7 @@ def _same_for_rows(node: ir.Node, given: Sequence[ir.Value], weights: Sequence[i
         axes = _numbers(weights)
         return bool(axes) and all(reduced % rank != axis for reduced in axes)
     along = _along(node) % rank
-    if node.op_type == "Concat":  # a weight among what is joined would have rows of its own
+    if node.op_type == "Concat":  # a weight among what is joined would have its own rows
         return not weights and along != axis
     return node.op_type in _ALONG and along > axis
 

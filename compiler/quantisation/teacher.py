@@ -25,7 +25,7 @@ class Request:
     model: Path
     texts: Sequence[Tensor]
     layout: Layout = "compressed-tensors"
-    # Whether the output matrix is quantised as well; a tied one gets values of its own then.
+    # Whether the output matrix is quantised as well; a tied one gets its own values then.
     head: bool = False
 
 

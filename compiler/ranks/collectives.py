@@ -31,7 +31,7 @@ def gathered(x_TU: Tensor, ranks: int, width: int) -> Tensor:
 
 @contextmanager
 def group_of(ranks: int) -> Iterator[None]:
-    """In the body a process group of so many ranks exists, by whose name a graph is converted; nothing is sent.
+    """In the body a process group of ``ranks`` ranks exists, by whose name a graph is converted; nothing is sent.
 
     A group that is there already, as on a device, stays the one.
     """

@@ -56,7 +56,7 @@ def check_ranks(config: TeacherConfig, ranks: int, what: str) -> None:
             f"--ranks {ranks}: {what} has {heads} query and {kv_heads} key/value heads; expected a number of ranks that"
             f" divides the query heads, and the key/value heads or is a multiple of them; choose one of {able}"
         )
-    # The last device must have a row of its own: its first one is among its weights as a token's id.
+    # The last device must have its own row: its first one is among its weights as a token's id.
     if (ranks - 1) * -(-config.vocabulary // ranks) >= config.vocabulary:
         raise RequestError(
             f"--ranks {ranks}: {what} has {config.vocabulary} tokens; expected some for every rank; choose fewer ranks"

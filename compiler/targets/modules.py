@@ -20,7 +20,7 @@ from draftwood.compiler.teachers.registry import make_decoder
 def make_modules(config: TeacherConfig, drafter: DraftModel | None, positions: int, ranks: int = 1) -> Modules:
     """Teacher and drafter without values, rotary tables as long as the cache, on the device of the context.
 
-    With ``ranks`` they are those that each of so many devices runs.
+    With ``ranks`` they are those that each of that many devices runs.
     """
     aux_layers = drafter.aux_layers if drafter else ()
     network = drafter.shared(ranks).module(config, positions) if drafter else None

@@ -94,7 +94,7 @@ class OnnxTarget(Target):
 
 
 def _shares(step: m.StepSignature, texts: int) -> bool:
-    """Whether there is a graph that steps or drafts for so many texts: no draft if their trees have many rows."""
+    """Whether there is a graph that steps or drafts for that many texts: no draft if their trees have many rows."""
     nodes = next((spec.shape[0] for spec in step.outputs if spec.name == "drafted"), 0)
     drafts = step.kind == "draft" and not step.slots and texts * (int(nodes) + 1) <= SHARED_ROWS
     return drafts or step.kind == "step"

@@ -86,7 +86,7 @@ class Decoder(nn.Module):
         self.register_buffer("rope_sin", torch.empty(positions, config.head_dim))
 
     def make_layer(self, index: int) -> Layer:
-        """Block ``index``; a family with blocks of its own makes them here."""
+        """Block ``index``; a family with its own blocks makes them here."""
         return Layer(self.config)
 
     @property

@@ -1,7 +1,7 @@
 """The frozen teacher of a training: the compiler's own decoder, of any family, over many texts side by side.
 
-Its layers are those that are traced into graphs; only their attention has a form of its own here. Products and caches
-are in ``dtype``, the states between layers in float32.
+Its layers are those that are traced into graphs; only their attention has its own form here. Products and caches are in
+``dtype``, the states between layers in float32.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TextCaches:
         return self.layers[layer][:, :, :, :end]
 
     def part(self, texts: slice) -> TextCaches:
-        """These texts' share of the same storage, with a length of its own."""
+        """These texts' share of the same storage, with its own length."""
         share = copy(self)
         share.layers = [cache[:, texts] for cache in self.layers]
         return share

@@ -23,14 +23,15 @@ from draftwood.runtime.policy.policy import Asking, Expected
 from draftwood.runtime.policy.times import Pace, StepTimes
 from draftwood.runtime.speculation.step import Outcome
 
-# Catching up is paid for once, and weighed as if it were spread over so many steps.
+# Catching up is paid for once, and weighed as if it were spread over this many steps.
 STAY = 8
 # A draft that has no more tokens to catch up with, for each of its texts, tells the time of its gear.
 FEW = 16
-# A launch is charged with its time, up to so many times the expected one. Another guest's work, or the opening of a
+# A launch is charged with its time, up to this many times the expected one. Another guest's work, or the opening of a
 # graph, is no fault of drafts.
 MOST_CHARGED = 1.5
-# Less than so many times plain decoding's speed may be no gain. It is checked, unless plain steps have told it of late.
+# Less than this many times plain decoding's speed may be no gain. It is checked, unless plain steps have told it of
+# late.
 DOUBTED = 1.4
 # A ratio that is larger by less is rounding.
 LARGER = 1 + 1e-9
@@ -55,7 +56,7 @@ class Learned:
         return self._gains[greedy, held]
 
     def times(self, texts: int) -> StepTimes:
-        """Times of launches that so many texts share."""
+        """Times of launches that ``texts`` texts share."""
         if texts not in self._times:
             self._times[texts] = StepTimes(self.gears.times_of(texts), self._pace)
         return self._times[texts]
@@ -161,7 +162,7 @@ class Adaptive:
         return choose([Asking(self, length, late, match)])[0]
 
     def options(self, asking: Asking, times: StepTimes, texts: int) -> dict[int, Option]:
-        """The gears that it may take in a launch of so many texts, by shape, plain decoding first."""
+        """The gears that it may take in a launch of ``texts`` texts, by shape, plain decoding first."""
         if not self._steps:
             self.ease.begin(asking.length)
         self._match, length = asking.match, asking.length

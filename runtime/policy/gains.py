@@ -24,7 +24,7 @@ RankPath = tuple[int, ...]
 HOPE = {True: 0.85, False: 0.7}
 # The answers a level that a plan's counts stand for, and that a mere hope stands for.
 STRENGTH, WEAK_STRENGTH = 300.0, 4.0
-# Counts fade to 1/e in so many steps, of any text.
+# Counts fade to 1/e in this many steps, of any text.
 MEMORY = 2000
 FADES = 1 - 1 / MEMORY
 # Standard deviation of the eases of texts, in log-odds, and the share of its ease that a text keeps from one step to

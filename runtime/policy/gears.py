@@ -53,7 +53,7 @@ class Gears:
         )
 
     def times_of(self, texts: int) -> TimeTable:
-        """Times of launches that so many texts share."""
+        """Times of launches that ``texts`` texts share."""
         return time_table([gear.name for gear in self.gears], self.rows, self._steps, texts)
 
     def gains(self, greedy: bool) -> Gains:

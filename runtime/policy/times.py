@@ -117,7 +117,7 @@ class StepTimes:
         return len(recent) < 3 or self._steps - recent[0][0] >= AGED
 
     def catch_up_us(self, tokens: int) -> float:
-        """Microseconds of a draft in addition if so many tokens are late."""
+        """Additional microseconds of a draft with that many late tokens."""
         return self._late_us / self._late_tokens * tokens
 
     def observe(self, gear: int, length: int, us: float) -> None:

@@ -35,7 +35,7 @@ _TOLD_SECONDS = 5.0
 
 
 class ApartGrammars:
-    """Grammars of one tokenizer, each in a process of its own. May be used from several threads at once."""
+    """Grammars of one tokenizer, each in its own process. May be used from several threads at once."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, ends: Sequence[int]) -> None:
         self._given = (tokenizer, vocabulary, tuple(ends))
@@ -77,7 +77,7 @@ class ApartGrammars:
         if self._control is None:
             self._control, theirs = socket.socketpair()
             with theirs:
-                # A session of its own: an interrupt at the terminal is for the asking process.
+                # Its own session: an interrupt at the terminal is for the asking process.
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", keeper.__name__, str(theirs.fileno())],
                     stdin=subprocess.PIPE,

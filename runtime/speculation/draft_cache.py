@@ -141,7 +141,7 @@ class DraftCache:
             self._tokens, self._features = [], []
 
     def copied(self, length: int) -> DraftCache:
-        """A cache of its own, gone back to the first ``length`` tokens as ``rewind`` does."""
+        """A separate cache, gone back to the first ``length`` tokens as ``rewind`` does."""
         other = copy(self)
         other._kept = []
         slots = self.buffers[0].shape[1] if self.buffers else 0

@@ -7,7 +7,7 @@ ranked, the children of a row are the best candidates that are allowed after it.
 forbidden token is made again, its levels held to the tokens allowed after its best path. Forbidden tokens still make
 room for forced ones.
 
-A guide follows the text with a matcher of its own. If a guide fails, the draws stay the same.
+A guide follows the text with its own matcher. If a guide fails, the draws stay the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The program that keeps a tokenizer warm for grammars of strangers, and gives each text a process of its own.
+"""The program that keeps a tokenizer warm for grammars of strangers, and gives each text its own process.
 
 A stranger's grammar may take any time and memory, and has ended the library that reads it. So
 `draftwood.runtime.speculation.apart` starts this program. For every text it forks a process, which compiles the grammar

@@ -128,7 +128,7 @@ class KvCache:
         self._take(self.buffers, slots, self.length)
 
     def copied(self, length: int, slots: int) -> Self:
-        """A cache of its own that holds the first ``length`` tokens; they must all lie in place."""
+        """A separate cache that holds the first ``length`` tokens; they must all lie in place."""
         if not 0 <= length <= min(self.placed, slots - 1):
             raise InvariantError(f"copy of {length} tokens into {slots} slots: {self.placed} lie in place")
         other = copy(self)

@@ -42,7 +42,7 @@ NOTHING = 0
 
 
 def match_class(length: int) -> int:
-    """The class of a match of so many tokens."""
+    """The class of a match of that many tokens."""
     return min(length.bit_length(), MATCH_CLASSES - 1)
 
 

@@ -116,6 +116,6 @@ def words_of(words: Sequence[str], tokenizer: Tokenizer) -> set[tuple[int, ...]]
         spelled = [tuple(tokenizer.encode(text, special=False)) for text in (bare, " " + bare)]
         if not bare or not all(spelled):
             raise RequestError("bad_words: expected words, got an empty one")
-        # A space that is a token of its own begins other words, too.
+        # A space that is its own token begins other words, too.
         spellings |= {spelled[0]} | ({spelled[1]} if len(spelled[1]) == len(spelled[0]) else set())
     return spellings

@@ -27,8 +27,8 @@ Ids = NDArray[np.int32]
 _NUCLEUS_GUESS = 256
 _NUCLEUS_GROWTH = 8
 
-# Up to so many tokens, making the noise of all is as fast as finding out which may win. In a larger vocabulary so many
-# blocks are looked at first.
+# Up to this many tokens, making the noise of all is as fast as finding out which may win. In a larger vocabulary this
+# many blocks are looked at first.
 _WHOLE = 1 << 14
 _FIRST_BLOCKS = 8
 

@@ -148,7 +148,7 @@ class SequenceState:
             self.draft.rewind(length)
 
     def copied(self, length: int, slots: int) -> SequenceState:
-        """A text of its own, of the first ``length`` tokens, all in place, as ``rewind`` leaves it."""
+        """A separate text, of the first ``length`` tokens, all in place, as ``rewind`` leaves it."""
         draft = self.draft.copied(length) if self.draft else None
         other = SequenceState(self.kv.copied(length, slots), draft, corpus=self.corpus)
         other.tokens = self.tokens[:length]

@@ -137,7 +137,7 @@ class Parts(Protocol[Verified]):
     def whole(
         self, states: Sequence[SequenceState], gears: Sequence[Gear]
     ) -> tuple[list[Draft], list[Verified]] | None:
-        """Drafts, verifies and accepts in one launch; None if the parts have launches of their own."""
+        """Drafts, verifies and accepts in one launch; None if the parts have their own launches."""
 
     def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
         """For every text a tree of its gear after its root."""

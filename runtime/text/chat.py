@@ -1,4 +1,4 @@
-"""The chat templates of a bundle, rendered in a process of their own that is kept warm.
+"""The chat templates of a bundle, rendered in their own process, which is kept warm.
 
 See `draftwood.runtime.text.rendering` for the reason, and for the limits.
 """
@@ -99,7 +99,7 @@ class Templates:
         """The process that renders; one of this process, not of one that it was forked from."""
         if self._process is None or self._owner != os.getpid():
             self._owner = os.getpid()
-            # -I: neither the working folder nor variables decide its imports. A session of its own: an interrupt at the
+            # -I: neither the working folder nor variables decide its imports. Its own session: an interrupt at the
             # terminal is for the asking process.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", rendering.__file__],

@@ -177,7 +177,7 @@ def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str
 
 
 def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: Form) -> dict[str, Any]:
-    """The measurements of a form, made by a command of its own; a form that does not run here is left out."""
+    """The measurements of a form, made by its own command; a form that does not run here is left out."""
     folder, said = work / form.name, ""
     folder.mkdir(exist_ok=True)
     out, report = folder / "bundle", folder / "bundle.make/report.json"

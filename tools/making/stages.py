@@ -110,7 +110,7 @@ def _notes(path: Path) -> list[dict[str, Any]]:
 
 
 def _run(stage: Stage, number: int, count: int, work: Path) -> None:
-    """Runs a stage in a process of its own, which gives its memory back; standard output becomes its file of figures.
+    """Runs a stage in its own process, which gives its memory back; standard output becomes its file of figures.
 
     Raises:
         StageError: it failed.

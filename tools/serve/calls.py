@@ -53,7 +53,7 @@ _OTHERS = ("<arg_key>", "<function=", "[ARGS]")
 
 
 def form_of(tokenizer: Tokenizer | None) -> Form | None:
-    """The form that a chat template tells its model of; None if it takes no tools, or has a form of its own."""
+    """The form that a chat template tells its model of; None if it takes no tools, or has its own form."""
     template = None if tokenizer is None else tokenizer.tool_template
     if tokenizer is None or template is None or "tools" not in template or any(o in template for o in _OTHERS):
         return None

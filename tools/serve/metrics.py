@@ -11,7 +11,7 @@ from draftwood.version import __version__
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SHORT = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0)
 _LONG = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
-# Depths of a tree that have a counter of their own.
+# Depths of a tree that have their own counter.
 _DEEPEST = 16
 
 

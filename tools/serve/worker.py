@@ -73,7 +73,7 @@ class _Here:
     """A text that has been asked for and has not ended; ``decoding`` is there once its prompt is known to be good."""
 
     decoding: Decoding | None = None
-    # To what it is held, in a process of its own.
+    # To what it is held, in its own process.
     grammar: ApartGrammar | None = None
     cancelled: bool = False
 
@@ -199,7 +199,7 @@ class Worker:
         )
 
     def _held(self, text: int, grammar: str | dict[str, Any], position: int) -> ApartGrammar:
-        """A grammar in a process of its own, which a text's end ends wherever that is."""
+        """A grammar in its own process, which a text's end ends wherever that is."""
         if self._grammars is None:
             raise RequestError("grammar: this bundle has no tokenizer, which says what its tokens spell")
         here = self._texts[text]

@@ -15,7 +15,7 @@ def table_text(table: LatencyTable) -> str:
 
 
 def _of_texts(table: LatencyTable, texts: int) -> list[str]:
-    """The lines of launches of so many texts."""
+    """The lines of launches of ``texts`` texts."""
     rows = sorted({count for length in table.slots for count in table.rows(length, texts)})
     lines = [f"{'rows':>6}" + "".join(f"  kv {c:>6}" for c in table.slots)]
     for count in rows:

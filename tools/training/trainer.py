@@ -76,7 +76,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long a training takes: so many steps, or so many minutes."""
+    """How long a training takes: a number of steps, or of minutes."""
 
     steps: int
     minutes: float | None

@@ -31,11 +31,11 @@ class CachedConfig:
     aux_layers: tuple[int, ...]
     # Tokens it can propose; a map to the teacher's ids goes with fewer than the teacher has.
     draft_vocabulary: int
-    # Whether it embeds tokens with a matrix of its own instead of the teacher's,
+    # Whether it embeds tokens with its own matrix instead of the teacher's,
     own_embedding: bool
     # and whether its output matrix is the teacher's, or the rows of the draft vocabulary of it.
     tied_head: bool
-    # A row sees so many positions, its own counted; None for all that are before it.
+    # The positions that a row sees, its own counted; None for all before it.
     window: int | None = None
     # Linear layers of the network that are W8A8.
     quantised: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from draftwood.manifest import TensorSignature
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 
-# A draft step ranks at least so many candidates of a level, so that a bundle can be calibrated for wider trees.
+# The least candidates of a level that a draft step ranks, so that a bundle can be calibrated for wider trees.
 LEAST_CANDIDATES = 10
 
 

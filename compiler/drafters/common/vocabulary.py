@@ -27,7 +27,7 @@ class Vocabulary:
 
     # The teacher's ids.
     teacher: int
-    # Rows of an embedding of its own, and length of t2d.
+    # Rows of its own embedding, and length of t2d.
     stored: int
     # Rows of an output matrix of its own, and length of d2t.
     head: int

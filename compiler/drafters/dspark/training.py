@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Rank of the sequential head.
 _RANK = 128
 
-# The confidence is learnt from one in so many contexts of a level: it takes whole distributions.
+# The confidence is learnt from one in this many contexts of a level: it takes whole distributions.
 _CONFIDENT = 4
 # Rows whose distributions are held at a time.
 _CHUNK = 256

@@ -140,7 +140,7 @@ def SelectV2(condition: Tensor, then: Tensor, else_: Tensor) -> Tensor:
 
 @operator
 def MaskedFill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    """``value`` is one number; torchair gives it in a type of its own."""
+    """``value`` is one number; torchair gives it in its own type."""
     one_type(BOOLS, mask)
     return torch.where(mask, value.reshape(()).to(x.dtype), x)
 
