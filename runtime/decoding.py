@@ -27,7 +27,7 @@ from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.speculation.lookup import match_class
 from draftwood.runtime.speculation.restriction import Restriction, Wishes, words_of
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.runtime.speculation.step import HostParts, Outcome, Prefill
+from draftwood.runtime.speculation.step import Outcome, Prefill
 from draftwood.runtime.stream import Stream
 from draftwood.runtime.text.grammar import Grammar, TextGrammar
 from draftwood.runtime.text.tokenizer import Tokenizer
@@ -40,7 +40,10 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 
 
 class Asked(TypedDict, total=False):
-    """Options that decide a text besides its prompt; every name may be left out."""
+    """Options that decide a text besides its prompt, from Python, the command line or a request's body to here.
+
+    Every name may be left out.
+    """
 
     # New tokens at most, 128 if left out.
     max_new_tokens: int
@@ -59,9 +62,8 @@ class Asked(TypedDict, total=False):
     logprobs: int | None
     # Special tokens, as the vocabulary spells them, that stand in the text; others leave nothing there.
     shown: Sequence[str]
-    # The form of the text: a JSON schema as an object, a grammar in Lark's or GBNF's syntax, or a grammar that has been
-    # compiled in its own process.
-    grammar: Grammar | ApartGrammar | None
+    # The form of the text: a JSON schema as an object, or a grammar in Lark's or GBNF's syntax.
+    grammar: Grammar | None
     # Token ids that alone may come; texts that may not; tokens before which no end counts; by token id, what is added
     # to its logit (`draftwood.runtime.speculation.restriction.Wishes`).
     allowed_token_ids: Sequence[int]
@@ -269,7 +271,7 @@ class Decoding:
     def _restriction(self) -> Constraint | None:
         """The restriction, the grammar included; None if logits are biased alone."""
         wishes, tokenizer = self.options.wishes, self.engine.bundle.tokenizer
-        if not _draws_here(self.engine):
+        if not self.engine.parts.draws_here:
             name = next(wish.name for wish in fields(Wishes) if getattr(wishes, wish.name))
             raise RequestError(f"{name}: this engine draws on its device, which knows none; leave it out")
         vocabulary = self.engine.bundle.manifest.dims.vocabulary
@@ -435,14 +437,9 @@ def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:
 
 
 def _grammar(engine: Engine, grammar: Grammar | ApartGrammar) -> TextGrammar | ApartGrammar:
-    if not _draws_here(engine):
+    if not engine.parts.draws_here:
         raise RequestError("grammar: this engine draws on its device, which knows none; leave it out, or take a CPU's")
     return grammar if isinstance(grammar, ApartGrammar) else engine.bundle.grammars.begin(grammar)
-
-
-def _draws_here(engine: Engine) -> bool:
-    """Whether the host draws, from logits that it is given."""
-    return isinstance(engine.parts, HostParts)
 
 
 def _stream(tokenizer: Tokenizer, options: Options) -> Stream:

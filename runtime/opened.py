@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,6 +25,7 @@ from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.policy import Policies, Policy
 from draftwood.runtime.proving import proved_engine
 from draftwood.runtime.sharing import Figures, Sharing
+from draftwood.runtime.speculation.apart import ApartGrammar
 from draftwood.runtime.trace import Trace
 from draftwood.runtime.tuned import tuned_times
 
@@ -98,6 +100,7 @@ class OpenedBundle:
         *,
         policy: str | Policy = "adaptive",
         trace: Trace | None = None,
+        held: ApartGrammar | None = None,
         **options: Unpack[Asked],
     ) -> Decoding:
         """Begins to answer a prompt: iterate over it for pieces of text; ``result`` is set at its end.
@@ -107,12 +110,14 @@ class OpenedBundle:
             policy: ``adaptive`` (the default), ``plain``, a gear's name for always its tree, or a policy
                 of one's own, made for this text.
             trace: takes an event a step.
+            held: the grammar of the options, if it has been compiled in a process of its own.
             options: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop``, ``ignore_eos``,
                 ``logprobs``, ``grammar`` and others, described at `draftwood.runtime.decoding.Asked`.
         """
         if self._closed:
             raise RequestError(f"{self.bundle.folder}: is closed; open it again")
         chosen = Options.of(**options)
+        chosen = chosen if held is None else dataclasses.replace(chosen, grammar=held)
         if isinstance(policy, str):
             restricted = chosen.grammar is not None
             policy = self._policies_of(policy).new(chosen.sampling.greedy, chosen.max_new_tokens, restricted)

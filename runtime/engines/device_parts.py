@@ -55,6 +55,8 @@ class DeviceParts:
     ``apart`` asks for the parts of a step one by one, also where one launch could do them.
     """
 
+    draws_here = False
+
     def __init__(
         self,
         bundle: Bundle,

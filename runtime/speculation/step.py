@@ -134,6 +134,9 @@ Taken = tuple[Accepted, NDArray[np.float32] | DeviceRows | None]
 class Parts(Protocol[Verified]):
     """The parts of a step. Each takes a list of texts and does them in one call, as many as the engine takes."""
 
+    # Whether the host draws, from logits that it is given.
+    draws_here: bool
+
     def whole(
         self, states: Sequence[SequenceState], gears: Sequence[Gear]
     ) -> tuple[list[Draft], list[Verified]] | None:
@@ -153,6 +156,8 @@ class Parts(Protocol[Verified]):
 
 class HostParts:
     """The parts of an engine that gives logits to the host, and launches draft and verify one by one."""
+
+    draws_here = True
 
     def whole(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
         return None

@@ -121,7 +121,12 @@ class Engine:
             case Ask():
                 answers: tuple[Any, ...] = (
                     Begun(read.id, 1, 0),
-                    Piece(id=read.id, text="a", tokens=1, logprobs=[] if read.logprobs is not None else None),
+                    Piece(
+                        id=read.id,
+                        text="a",
+                        tokens=1,
+                        logprobs=[] if read.options.get("logprobs") is not None else None,
+                    ),
                     Ended(read.id, "stop"),
                 )
             case Cancel():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
 from draftwood.files import cache_home
-from draftwood.tools.commands.arguments import add_engine_argument
+from draftwood.tools.commands.arguments import add_opening_arguments
 
 if TYPE_CHECKING:
     from draftwood.tools.benchmarks.suite import Suite
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is measured, or demo; again for more of the same teacher (default: the suite's)",
     )  # fmt: skip
     parser.add_argument("--model", metavar="MODEL", help="the teacher's checkpoint, which other programs read; or demo")
-    add_engine_argument(parser)
+    add_opening_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 

@@ -25,7 +25,21 @@ _DECODING: dict[str, dict[str, Any]] = {
     "top-k": {"type": int, "default": 0, "metavar": "K", "help": "0 keeps every token (default)"},
     "seed": {"type": int, "default": 0, "metavar": "S"},
     "stop": {"action": "append", "default": [], "metavar": "TEXT", "help": "stop before this text; repeatable"},
+}
+# How a bundle is opened: flags by name, of fields of `Opening`.
+_OPENING: dict[str, dict[str, Any]] = {
     "threads": {"type": int, "metavar": "N", "help": "processors to use (default: all)"},
+    "cache-bytes": {
+        "type": int,
+        "metavar": "N",
+        "help": "of all texts' caches (default: for twice the texts of a launch)",
+    },
+    "no-prefixes": {
+        "dest": "prefixes",
+        "action": "store_false",
+        "help": "keep no caches of ended texts for prompts alike",
+    },
+    "fallback": {"action": "store_true", "help": "if the engine does not run, take one that does, and say so"},
 }
 
 
@@ -35,8 +49,10 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *names: str) -> None
         parser.add_argument(f"--{name}", **_DECODING[name])
 
 
-def add_engine_argument(parser: argparse.ArgumentParser) -> None:
-    """The engine that decodes; any that is registered."""
+def add_opening_arguments(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Flags that decide how a bundle is opened: the engine, and those that are named; ``opening_of`` reads them."""
+    for name in names:
+        parser.add_argument(f"--{name}", **_OPENING[name])
     from draftwood.runtime.engines.registry import engines
 
     known = engines()

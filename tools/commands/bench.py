@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwood.errors import RequestError
 from draftwood.tools.commands.arguments import (
-    add_engine_argument,
+    add_opening_arguments,
     add_policy_argument,
     opening_of,
     policies_of,
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--texts", type=int, default=1, metavar="N", help="that share launches (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_policy_argument(parser)
-    add_engine_argument(parser)
+    add_opening_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:

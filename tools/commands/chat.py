@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
-    add_engine_argument,
+    add_opening_arguments,
     decoding_options,
     opening_of,
 )
@@ -25,7 +25,7 @@ HELP = "/new begins anew, /plain switches drafts off and on, /quit or Ctrl-D end
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", help="a folder, or demo")
     add_decoding_arguments(parser, "max-new-tokens", "temperature")
-    add_engine_argument(parser)
+    add_opening_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
-    add_engine_argument,
+    add_opening_arguments,
     add_policy_argument,
     decoding_options,
     given_prompt,
@@ -36,10 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_decoding_arguments(parser)
     add_policy_argument(parser)
-    add_engine_argument(parser)
-    parser.add_argument(
-        "--fallback", action="store_true", help="where the engine does not run, take what does, and say so"
-    )
+    add_opening_arguments(parser, "threads", "fallback")
     parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of streaming the text")
 

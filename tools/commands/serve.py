@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
 from draftwood.tools import demo
-from draftwood.tools.commands.arguments import add_decoding_arguments, add_engine_argument, opening_of
+from draftwood.tools.commands.arguments import add_opening_arguments, opening_of
 
 if TYPE_CHECKING:
     from draftwood.tools.serve.metrics import ModelMetrics
@@ -38,18 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-key", action="store_true", help="listen beyond this machine without keys")
     parser.add_argument(
-        "--cache-bytes",
-        type=number(1, 1 << 50),
-        metavar="N",
-        help="of all texts' caches (default: for twice the texts of a launch)",
-    )
-    parser.add_argument(
-        "--no-prefixes",
-        dest="prefixes",
-        action="store_false",
-        help="keep no caches of ended texts for prompts alike",
-    )
-    parser.add_argument(
         "--limit",
         action="append",
         type=_limit,
@@ -59,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cors", action="append", default=[], metavar="ORIGIN", help="that may call; repeatable")
     parser.add_argument("--no-page", action="store_true", help="without the page at /")
-    add_decoding_arguments(parser, "threads")
-    add_engine_argument(parser)
+    add_opening_arguments(parser, "threads", "cache-bytes", "no-prefixes")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from draftwood.tools.commands.arguments import add_engine_argument, opening_of
+from draftwood.tools.commands.arguments import add_opening_arguments, opening_of
 
 # So long all gears together are timed; and as long again for every number of texts that share a launch.
 SECONDS = 5.0
@@ -13,8 +13,7 @@ SECONDS = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
-    parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
-    add_engine_argument(parser)
+    add_opening_arguments(parser, "threads")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from draftwood.manifest import DAMAGED
+from draftwood.runtime.decoding import Asked
 from draftwood.tools.serve.bodies import AssistantCall, ChatBody, Common, CompletionBody, Extra, Ids, Message, NamedTool
 from draftwood.tools.serve.calls import Form, forced
 from draftwood.tools.serve.errors import RequestRefused
@@ -55,35 +56,37 @@ def asks(body: ChatBody | CompletionBody, limit: int, form: Form | None, told: T
         raise RequestRefused(f"{name}: this server answers with at most {limit} tokens, got {tokens}", name)
     if len(texts) * (body.n or 1) > MOST_TEXTS:
         raise RequestRefused(f"n: at most {MOST_TEXTS} texts a request, prompts times n", "n")
+    extra, options = body.draftwood or Extra(), _options(body)
+    options |= {"max_new_tokens": limit if tokens is None else tokens, "logprobs": logprobs}
+    options |= {"grammar": grammar(body, form, told), "shown": [*form.special] if form is not None and told else []}
     seed = random.getrandbits(63) if body.seed is None else body.seed
-    extra, held_to = body.draftwood or Extra(), grammar(body, form, told)
-    special = [*form.special] if form is not None and told else []
     return [
         Ask(
             id=0,
             prompt=prompt,
-            max_new_tokens=tokens,
-            limit=limit,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=max(body.top_k or 0, 0),
-            seed=(seed + number) % 2**64,
-            stop=[body.stop] if isinstance(body.stop, str) else list(body.stop or ()),
-            ignore_eos=bool(body.ignore_eos),
+            options={**options, "seed": (seed + number) % 2**64},
             policy=extra.policy,
-            logprobs=logprobs,
-            shown=special,
-            grammar=held_to,
-            allowed_token_ids=body.allowed_token_ids or [],
-            bad_words=body.bad_words or [],
-            min_tokens=body.min_tokens or 0,
-            logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-            include_stop_str_in_output=bool(body.include_stop_str_in_output),
             steps=extra.steps and bool(body.stream),
         )
         for prompt in texts
         for number in range(body.n or 1)
     ]
+
+
+def _options(body: Common) -> Asked:
+    """The options that a body has under their own names; OpenAI's usual temperature is 1."""
+    return {
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_k": max(body.top_k or 0, 0),
+        "stop": body.stop or [],
+        "ignore_eos": bool(body.ignore_eos),
+        "allowed_token_ids": body.allowed_token_ids or [],
+        "bad_words": body.bad_words or [],
+        "min_tokens": body.min_tokens or 0,
+        "logit_bias": {int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        "include_stop_str_in_output": bool(body.include_stop_str_in_output),
+    }
 
 
 def chat_messages(messages: list[Message]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from draftwood.runtime.decoding import Asked
 from draftwood.runtime.engines.opening import Opening
 from draftwood.tools.serve.calls import Form
 
@@ -30,26 +31,8 @@ class Ask(Struct, tag=True, kw_only=True):
 
     id: int
     prompt: str | list[int] | dict[str, Any]
-    # None: as many as the context and ``limit`` allow.
-    max_new_tokens: int | None
-    limit: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    stop: list[str]
-    ignore_eos: bool
+    options: Asked
     policy: str
-    logprobs: int | None
-    # Special tokens that stand in the text.
-    shown: list[str]
-    # A JSON schema, or a grammar's text.
-    grammar: str | dict[str, Any] | None
-    allowed_token_ids: list[int]
-    bad_words: list[str]
-    min_tokens: int
-    logit_bias: dict[int, float]
-    include_stop_str_in_output: bool
     # Whether every step's tree is wanted.
     steps: bool
     # Texts of one session find the kept parts of each other's prompts if they are decoded in one place; "" is none.

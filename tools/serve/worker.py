@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.opened import OpenedBundle, prompt_ids
 from draftwood.runtime.speculation.apart import ApartGrammar, ApartGrammars
 from draftwood.runtime.speculation.logprobs import TokenLogprobs
+from draftwood.runtime.text.grammar import Grammar
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.serve import messages
 from draftwood.tools.serve.calls import form_of
@@ -172,33 +173,16 @@ class Worker:
 
     def _decoding(self, ask: Ask) -> Decoding:
         ids = prompt_ids(self._model.bundle, ask.prompt)
-        room = self._model.manifest.dims.context - len(ids)
-        if room < 1:
+        if len(ids) >= self._model.manifest.dims.context:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, but the model's context is {self._model.manifest.dims.context} with"
                 " the answer; shorten it"
             )
-        return self._model.stream(
-            ids,
-            policy=ask.policy,
-            max_new_tokens=ask.max_new_tokens if ask.max_new_tokens is not None else min(ask.limit, room),
-            temperature=ask.temperature,
-            top_p=ask.top_p,
-            top_k=ask.top_k,
-            seed=ask.seed,
-            stop=ask.stop,
-            ignore_eos=ask.ignore_eos,
-            logprobs=ask.logprobs,
-            shown=ask.shown,
-            allowed_token_ids=ask.allowed_token_ids,
-            bad_words=ask.bad_words,
-            min_tokens=ask.min_tokens,
-            logit_bias=ask.logit_bias,
-            include_stop_str_in_output=ask.include_stop_str_in_output,
-            grammar=None if ask.grammar is None else self._held(ask.id, ask.grammar, len(ids)),
-        )
+        grammar = ask.options.get("grammar")
+        held = None if grammar is None else self._held(ask.id, grammar, len(ids))
+        return self._model.stream(ids, policy=ask.policy, held=held, **ask.options)
 
-    def _held(self, text: int, grammar: str | dict[str, Any], position: int) -> ApartGrammar:
+    def _held(self, text: int, grammar: Grammar, position: int) -> ApartGrammar:
         """A grammar in its own process, which a text's end ends wherever that is."""
         if self._grammars is None:
             raise RequestError("grammar: this bundle has no tokenizer, which says what its tokens spell")
@@ -215,7 +199,7 @@ class Worker:
         sent, seen = 0, None
         for text in texts:
             piece = Piece(id=ask.id, text=text, tokens=len(decoding.tokens) - sent)
-            if ask.logprobs is not None:
+            if ask.options.get("logprobs") is not None:
                 piece.logprobs = [
                     self._drawn(token, logprobs)
                     for token, logprobs in zip(decoding.tokens[sent:], decoding.logprobs[sent:], strict=True)

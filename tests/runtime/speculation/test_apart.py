@@ -46,7 +46,7 @@ def test_texts_and_steps_are_those_of_one_process(model: OpenedBundle, grammar: 
         expected = model.generate(prompt, grammar=grammar, **asked)
         held = grammars.begin()
         held.compile(grammar, len(prompt))
-        found = model.generate(prompt, grammar=held, **asked)
+        found = model.stream(prompt, held=held, **asked).run()
         assert (found.token_ids, found.steps) == (expected.token_ids, expected.steps)
         held.close()
 

@@ -161,8 +161,9 @@ def test_what_is_no_grammar_is_refused_in_one_line(tiny_bundle: Path, grammar: A
     assert not str(found.value).endswith(":") and ("([" not in str(grammar) or "unclosed" in str(found.value))
 
 
-def test_gbnf_is_understood_and_ignore_eos_refused(tiny_bundle: Path) -> None:
-    with draftwood.open(tiny_bundle, threads=1) as model:
+@pytest.mark.parametrize("engine", ["cpu", "eager"])
+def test_gbnf_is_understood_and_ignore_eos_refused(tiny_bundle: Path, engine: str) -> None:
+    with draftwood.open(tiny_bundle, engine=engine, threads=1) as model:
         assert model.generate(PROMPT, grammar='root ::= "yes" | "no"').text in ("yes", "no")
         with pytest.raises(RequestError, match="leave ignore_eos out"):
             model.generate(PROMPT, grammar={"type": "object"}, ignore_eos=True)
