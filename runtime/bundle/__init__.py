@@ -1,4 +1,4 @@
-"""Opening a bundle: whatever does not hold together is refused before anything of it is used."""
+"""Opening a bundle: a bundle whose parts contradict each other is refused before anything of it is used."""
 
 from draftwood.runtime.bundle.opened import Bundle, Verify
 

@@ -1,4 +1,4 @@
-"""Whether an ONNX file takes and gives what the manifest says, read from the file without building anything of it.
+"""Whether an ONNX file has the manifest's inputs and outputs, read from the file without building anything of it.
 
 Field numbers are those of onnx.proto (ModelProto, GraphProto, ValueInfoProto, TensorProto); all else is skipped.
 """
@@ -16,7 +16,7 @@ from draftwood.runtime.bundle.sessions import check_ends
 _GRAPH, _INITIALIZER, _INPUT, _OUTPUT = 7, 5, 11, 12
 _EXTERNAL_DATA, _TENSOR_NAME = 13, 8
 _TYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 16: "bfloat16"}
-# Weights lie outside; what is left is structure and small constants.
+# Weights lie outside; the rest is structure and small constants.
 _MOST_BYTES = 1 << 28
 
 
@@ -42,7 +42,7 @@ def check_graph(folder: Path, signature: GraphSignature, weights: str | None) ->
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Field numbers and values of a protobuf message; ValueError where it is none."""
+    """Field numbers and values of a protobuf message; ValueError if it is none."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -99,7 +99,7 @@ def _size(dimension: memoryview) -> int | str:
 
 
 def _location(tensor: memoryview) -> str | None:
-    """The file that a stored tensor lies in; None where it is part of the graph."""
+    """The file that a stored tensor lies in; None if it is part of the graph."""
     for number, value in fields(tensor):
         if number == _EXTERNAL_DATA and _text(_one(bytes_of(value), 1)) == "location":
             return _text(_one(bytes_of(value), 2))

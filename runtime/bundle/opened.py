@@ -29,7 +29,7 @@ from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.trees import Topology, TreeBuffers
 from draftwood.trees.frozen import thaw
 
-# full: every byte is hashed and every weight looked at; fast: what can be said without reading the large files.
+# full: every byte is hashed and every weight looked at; fast: all that can be said without reading the large files.
 Verify = Literal["full", "fast"]
 
 # The weight that maps a smaller draft vocabulary to the teacher's ids.
@@ -40,7 +40,7 @@ DRAFT_IDS = "teacher_ids"
 class Bundle:
     """An opened bundle. ``trees`` maps a tree's name to its topology and buffers; a budget tree has neither.
 
-    ``files`` are what the file system says of it, by which a proof of it can be remembered; ``verified`` says how
+    ``files`` are the file system's facts, by which a proof of the bundle can be remembered; ``verified`` says how
     thoroughly this opening looked.
     """
 
@@ -52,7 +52,7 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: Path, verify: Verify | None = None) -> Bundle:
-        """Reads the manifest and refuses whatever does not hold together.
+        """Reads the manifest and refuses contradictions.
 
         Args:
             verify: full also hashes every file, reads every graph's inputs and outputs, and looks for NaN and infinity
@@ -83,7 +83,7 @@ class Bundle:
 
     @cached_property
     def draft_ids(self) -> NDArray[np.int64] | None:
-        """The teacher's ids of a smaller draft vocabulary, int64 [U]; None where a drafter proposes any token.
+        """The teacher's ids of a smaller draft vocabulary, int64 [U]; None if a drafter proposes any token.
 
         Raises:
             BundleError: they are damaged.
@@ -98,12 +98,12 @@ class Bundle:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, or None where the checkpoint had none: prompts are then given as ids."""
+        """The tokenizer, or None if the checkpoint had none: prompts are then given as ids."""
         return Tokenizer.load(self.folder / "tokenizer") if self.manifest.tokenizer else None
 
     @cached_property
     def corpus(self) -> list[int]:
-        """Tokens of the text besides every other in which tokens are looked up; none where the bundle has no such text.
+        """Tokens of the text besides every other in which tokens are looked up; none if the bundle has no such text.
 
         Raises:
             BundleError: it cannot be read.
@@ -124,21 +124,21 @@ class Bundle:
         return Grammars(self.tokenizer.to_json(), self.manifest.dims.vocabulary, self.manifest.teacher.eos)
 
     def graph(self, name: str) -> GraphSignature:
-        """A graph for onnxruntime by its name; BundleError where the bundle holds none."""
+        """A graph for onnxruntime by its name; BundleError if the bundle holds none."""
         for graph in self.manifest.graphs_of("onnx"):
             if graph.name == name:
                 return graph
         raise BundleError(f"{self.folder}: has no graph {name!r} for a CPU; build it with --target onnx or onnx,ge")
 
     def npu_graphs(self) -> GraphSet:
-        """The graphs for an NPU, of the first rank; BundleError where the bundle holds none."""
+        """The graphs for an NPU, of the first rank; BundleError if the bundle holds none."""
         graphs = self.manifest.graph_set("ge")
         if graphs is None:
             raise BundleError(f"{self.folder}: holds no NPU graphs; build it with --target onnx,ge")
         return graphs
 
     def gear(self, name: str) -> Gear:
-        """A gear by its name; RequestError lists what the bundle holds."""
+        """A gear by its name; RequestError lists the bundle's gears."""
         for gear in self.manifest.gears:
             if gear.name == name:
                 return gear
@@ -154,7 +154,7 @@ def _files(folder: Path, manifest: Manifest) -> Files:
 
 
 def _check_weights(folder: Path, manifest: Manifest, verify: Verify) -> None:
-    """Headers and sizes of all weights; every number of them where everything is looked at."""
+    """Headers and sizes of all weights; in full, every number of them."""
     headers = _headers(folder, manifest)
     for path, tensors in headers.items():
         _check_positions(path, tensors, max(gear.slots for gear in manifest.gears))

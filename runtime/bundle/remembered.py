@@ -1,8 +1,8 @@
 """Proofs about a bundle on this machine, so that hashing gigabytes is paid once.
 
-A proof is remembered for exactly the files it was made of, as the file system tells them apart: device, inode, size,
-and the times of the last change to content and to inode, in nanoseconds. The record is an empty file whose name is
-the SHA-256 of all that, so there is nothing in it to be read, damaged or forged into something else.
+A proof is remembered for exactly the files that it was made of, as the file system tells them apart. These are device,
+inode, size, and the times of the last change to content and to inode, in nanoseconds. The record is an empty file whose
+name is the SHA-256 of all that. So there is nothing in it to be read, damaged or forged into something else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Files:
 
     @classmethod
     def of(cls, folder: Path, files: dict[str, File]) -> Files:
-        """Asks the file system; OSError where a file is gone."""
+        """Asks the file system; OSError if a file is gone."""
         now, newest = time.time_ns(), 0
         lines = [f"{_VERSION} {file_digest(folder / MANIFEST_FILE)}"]
         for name in sorted(files):
@@ -50,7 +50,7 @@ class Files:
             return False
 
     def remember(self, what: str) -> None:
-        """Notes that ``what`` was proved; where there is no place for a note, it is proved again next time."""
+        """Notes that ``what`` was proved; if there is no place for a note, it is proved again next time."""
         if not self.settled:
             return
         with contextlib.suppress(OSError):

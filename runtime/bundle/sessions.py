@@ -1,4 +1,4 @@
-"""Whether an opened graph takes and gives what the manifest says."""
+"""Whether an opened graph has the manifest's inputs and outputs."""
 
 from __future__ import annotations
 

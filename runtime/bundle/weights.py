@@ -1,4 +1,4 @@
-"""Whether a bundle's weights are what they say: files in order and long enough, every number one that may be there."""
+"""Whether a bundle's weights are as declared: files in order and long enough, every number an allowed one."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def read_index(path: Path, weights: Path) -> dict[Path, dict[str, Tensor]]:
 
 
 def read_ids(path: Path, tensor: Tensor) -> NDArray[np.int64]:
-    """A tensor of token ids, flat; BundleError where it is none or the file ends inside it."""
+    """A tensor of token ids, flat; BundleError if it is none or the file ends inside it."""
     kind, (begin, end) = _IDS.get(tensor.dtype), tensor.data_offsets
     try:
         with open_regular(path) as file:
@@ -153,7 +153,7 @@ def check_values(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> Non
 
 
 def _header(file: BinaryIO, path: Path) -> tuple[dict[str, Tensor], int]:
-    """The header as it stands, and where the bytes after it begin."""
+    """The header as it stands, and the place of the bytes after it."""
     length = int.from_bytes(file.read(8), "little")
     if length > MOST_HEADER:
         raise BundleError(f"{path}: a header of {length} bytes; expected at most {MOST_HEADER}; {_REBUILD}")
@@ -166,7 +166,7 @@ def _header(file: BinaryIO, path: Path) -> tuple[dict[str, Tensor], int]:
 
 
 def _first_bad(file: BinaryIO, tensor: Tensor, vocabulary: int, short: str) -> int | None:
-    """The index of the first element that must not be, counted in the flat tensor; None too where any may."""
+    """The index of the first forbidden element, counted in the flat tensor; None also if any element is allowed."""
     if tensor.dtype not in (*_EXPONENTS, *_IDS) or (tensor.dtype in _IDS and len(tensor.shape) > 1):
         return None
     done, (begin, end) = 0, tensor.data_offsets

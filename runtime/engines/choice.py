@@ -13,8 +13,8 @@ from draftwood.trees.topology import branches
 
 
 def default_engine(bundle: Bundle) -> str:
-    """The NPU's where machine and bundle have one, else the CPU's; of a quantised teacher with trees that branch the
-    one whose rows have the same bits in all of them, since a last bit can become a step of int8 there."""
+    """The NPU's if machine and bundle have one, else the CPU's. A quantised teacher with branching trees gets the
+    engine whose rows have the same bits in all trees, since a last bit can become a step of int8 there."""
     manifest = bundle.manifest
     if manifest.graph_set("ge") and npu_count():
         return "npu"

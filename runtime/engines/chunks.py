@@ -1,8 +1,8 @@
 """Which prefill graphs a prompt goes through: the launches that take least in all.
 
-A launch reads all weights and multiplies them with all its rows, padded ones too, and what takes longer counts. Up to
-`KNEE` rows that is the weights, so there a launch costs the same whatever its rows; from then on its rows. Nothing is
-measured: the same prompt goes through the same graphs every time, and has the same bits.
+A launch reads all weights and multiplies them with all its rows, padded ones too; the longer of the two counts. Up to
+`KNEE` rows that is the weights, so a launch costs the same for any rows; from then on its rows. Nothing is measured:
+the same prompt goes through the same graphs every time, and has the same bits.
 
 Example: graphs of 128 and 512 rows take 130 tokens in two launches of 128, and 300 in one of 512.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-# Rows at which products take as long as the weights they read, in bf16: 195 on a 910B3, 235 on a 910B1, 910B2 and a die
-# of a 910C, 326 on a 910B4 (`draftwood.compiler.device`: peaks of cube and memory, times what is reached of them).
+# Rows at which products take as long as the weights they read, in bf16. That is 195 on a 910B3, 235 on a 910B1, 910B2
+# and a die of a 910C, 326 on a 910B4 (`draftwood.compiler.device`: peaks of cube and memory, times the share that is
+# reached).
 KNEE = 200
 # While more of the largest launch is left, it is the next one: of a row it costs the least.
 _PEELED = 4
@@ -20,7 +21,7 @@ _KEPT = 64  # tables
 
 
 def next_rows(left: int, room: int, sizes: tuple[int, ...]) -> int:
-    """Rows of the prefill graph that is to run next; 0 where none fits.
+    """Rows of the prefill graph that is to run next; 0 if none fits.
 
     Args:
         left: tokens of the prompt that are not in the cache, 1 or more.
@@ -36,8 +37,8 @@ def next_rows(left: int, room: int, sizes: tuple[int, ...]) -> int:
 
 @lru_cache(_KEPT)
 def _first_rows(spare: int, sizes: tuple[int, ...]) -> list[int]:
-    """Rows of the first launch by the tokens that are left, where ``spare`` more rows fit; 0 where none does."""
-    # By tokens left: what the launches cost, how many they are, and all their rows; the less the better, in that order.
+    """Rows of the first launch by the tokens that are left, if ``spare`` more rows fit; 0 if none does."""
+    # By tokens left: the launches' cost, their number, and all their rows; the less the better, in that order.
     least, first = [(0, 0, 0)], [0]
     for left in range(1, _PEELED * sizes[-1] + 1):
         ways = [(_after(least[left - 1], 1), 0)]  # without a graph that fits, a token is a launch

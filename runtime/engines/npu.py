@@ -1,8 +1,8 @@
 """The engine for an Ascend NPU: a bundle's NPU graphs, with weights and caches on the device.
 
-What runs a graph there is an executor that other packages offer under the entry point group ``draftwood.executors``:
-the compiler's two, which need torch_npu. One compiles through torchair and GE, the other captures launches. They are
-looked up when the engine is opened, so the runtime itself needs neither.
+A graph's executor there comes from other packages, under the entry point group ``draftwood.executors``: the compiler's
+two, which need torch_npu. One compiles through torchair and GE, the other captures launches. They are looked up when
+the engine is opened, so the runtime itself needs neither.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The engine of static ONNX graphs on Qualcomm's HTP, by its own compiler: onnxruntime-qnn's.
 
-Where there is no HTP, on x86, the same library runs the compiled graphs in its emulator: slowly, in the HTP's
-arithmetic. The compiler takes a graph whole or the engine refuses it; nothing is left to the CPU in silence. It
-computes in fp16; what goes in and out is fp32.
+Without an HTP, on x86, the same library runs the compiled graphs in its emulator: slowly, in the HTP's arithmetic. The
+compiler takes a graph whole or the engine refuses it; nothing is left to the CPU in silence. It computes in fp16;
+inputs and outputs are fp32.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Htp:
         return opened
 
     def _options(self, folder: Path, threads: int | None) -> ort.SessionOptions:
-        """Nothing is left to the CPU; what is refused is written into the folder."""
+        """Nothing is left to the CPU; refusals are written into the folder."""
         options = pool_options(threads, spins=False)
         options.log_severity_level = 4
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
@@ -127,7 +127,7 @@ def refused_nodes(trace: Path) -> list[str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """In the body, what the library prints to standard output goes to standard error: reports are printed there."""
+    """In the body, the library's prints to standard output go to standard error: reports are printed there."""
     saved, libc = os.dup(1), ctypes.CDLL(None)
     os.dup2(2, 1)
     try:
@@ -176,7 +176,7 @@ class HtpExecutor(OnnxExecutor):
 
 
 def _check_rows(bundle: Bundle) -> None:
-    """BundleError where rows are rounded to int8, each with a scale that is made at run time: W8A8."""
+    """BundleError if rows are rounded to int8, each with a scale that is made at run time: W8A8."""
     manifest = bundle.manifest
     graphs, drafter = manifest.graph_set("onnx"), manifest.drafter
     if graphs and graphs.precision.weights == "int8":

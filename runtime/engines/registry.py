@@ -1,8 +1,8 @@
-"""The engines by name: what each runs, what it needs, and where its class is.
+"""The engines by name: the graphs that each runs, its needs, and the place of its class.
 
 An engine is registered here and nowhere else. Help, refusals, extras, the doctor, proofs, ``inspect``, ``check`` and
-Ray read it before an engine is loaded, and ``./draft`` before anything is installed, so it imports nothing but Python's
-own library. Another package registers its `EngineKind` as an entry point of the group ``draftwood.engines``.
+Ray read it before an engine is loaded. ``./draft`` reads it before anything is installed. So it imports nothing but
+Python's own library. Another package registers its `EngineKind` as an entry point of the group ``draftwood.engines``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EngineKind:
 
     # Its name in command lines, files and messages.
     name: str
-    # What it is; ``--help`` says so after its name.
+    # Its description; ``--help`` shows it after its name.
     help: str
     # The class or function that makes it of a bundle and an `Opening`, or its place as "module:name".
     source: str | Callable[[Bundle, Opening], Engine]
@@ -43,7 +43,8 @@ class EngineKind:
     # Packages that it needs besides the runtime's own, and the extra that brings them.
     packages: tuple[str, ...] = ()
     extra: str = ""
-    # The doctor's words for what a machine can do that has all it needs; engines may share them. "" has no line there.
+    # The doctor's words for the ability of a machine that has all its needs; engines may share them. "" has no line
+    # there.
     ability: str = ""
     # Whether it takes an Ascend NPU, with CANN.
     npu: bool = False

@@ -1,7 +1,7 @@
 """A lock that is given in the order in which it was asked for.
 
-A thread that lets go of an ordinary lock and asks again gets it before those that wait have woken up, so a text in
-many small launches would keep all others waiting to its end.
+A thread that lets go of an ordinary lock and asks again gets it before waiting threads have woken up. So a text in many
+small launches would keep all others waiting to its end.
 """
 
 from __future__ import annotations

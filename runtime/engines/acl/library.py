@@ -72,7 +72,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 _FEWER = "build with fewer or shorter --kv lengths, or free the device: npu-smi info shows who holds it"
 _AGAIN = "compile the graphs again with this CANN: sh atc.sh in the bundle's npu folder"
 _LOST = "the device may need a restart: npu-smi info, and the plog files under ~/ascend/log"
-# aclError -> what it means and the way out (docs/zh/api of GE, aclError.md; the runtime's 25-01_aclError.md).
+# aclError -> its meaning and the way out (docs/zh/api of GE, aclError.md; the runtime's 25-01_aclError.md).
 _CODES: dict[int, tuple[str, str]] = {
     **dict.fromkeys((207001, 207018, 245000, 245002), ("the device's memory is full", _FEWER)),
     200000: ("the host's memory is full", "close other programs"),
@@ -108,7 +108,7 @@ class Library:
 
     def __init__(self, handle: Any, name: str = NAME, device: int = 0) -> None:
         self.name, self.device = name, device
-        # Functions are called by their addresses, so what they belong to must stay.
+        # Functions are called by their addresses, so their library must stay.
         self._handle = handle
         self._functions = {function: _bound(handle, name, function) for function in PROTOTYPES}
         # Closed, the last first, before the library is left.
@@ -138,14 +138,14 @@ class Library:
             raise self.error(function, code, where)
 
     def made(self, function: str, *arguments: Any) -> int:
-        """The object that a function has made: a handle, as a number; RequestError where it made none."""
+        """The object that a function has made: a handle, as a number; RequestError if it made none."""
         handle = self._functions[function](*arguments)
         if not handle:
             raise RequestError(f"{self.name}: {function} made nothing; the host's memory is full")
         return int(handle)
 
     def error(self, function: str, code: int, where: str = "") -> RequestError:
-        """One line of a code: what it means, what the library says, the way out."""
+        """One line of a code: its meaning, the library's message, the way out."""
         meaning, way_out = _CODES.get(code, ("see aclError in CANN's documents", _WITHOUT))
         message = self.value("aclGetRecentErrMsg")
         reason = " ".join(message.decode(errors="replace").split())[:300] if message else ""
@@ -153,7 +153,7 @@ class Library:
         return RequestError(f"{begin}{function}: error {code}, {meaning}{f' ({reason})' if reason else ''}; {way_out}")
 
     def finish(self) -> None:
-        """Closes what is open, and leaves the device and the library; nothing may be called afterwards."""
+        """Closes all open objects, and leaves the device and the library; nothing may be called afterwards."""
         while self.opened:
             self.opened.pop().close()
         self.value("aclrtResetDevice", self.device)

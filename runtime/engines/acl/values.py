@@ -1,4 +1,4 @@
-"""Element types as AscendCL numbers them, and between numpy, which has no bf16, and what a graph takes."""
+"""Element types as AscendCL numbers them, and conversions between numpy, which has no bf16, and a graph's types."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def store(target: NDArray, values: NDArray) -> None:
 
 
 def to_host(stored: NDArray, kind: str, out: NDArray | None = None) -> NDArray:
-    """A graph's result, as fp32 or whole numbers; into ``out`` where that is given."""
+    """A graph's result, as fp32 or whole numbers; into ``out`` if that is given."""
     if out is None:
         out = np.empty(stored.shape, host_type(kind))
     if kind == "bfloat16":

@@ -1,8 +1,8 @@
 """Graphs compiled by OpenVINO, kept as blobs in the user's cache, next to the step times that are tuned.
 
-A blob's file is named by all that it was compiled from: the graph and the weights by the SHA-256 that the manifest
-vouches for, OpenVINO's version, the device with its driver and compiler, and the settings. So another graph, device or
-version never finds it. It begins with the SHA-256 of the rest, so one that was damaged is compiled anew.
+A blob's file is named by all that it was compiled from: the graph and the weights by the manifest's SHA-256, OpenVINO's
+version, the device with its driver and compiler, and the settings. So another graph, device or version never finds it.
+It begins with the SHA-256 of the rest, so one that was damaged is compiled anew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Blobs:
         self._facts = [str(_VERSION), device, *_device_facts(core, device), *map(str, sorted(config.items()))]
 
     def compiled(self, graph: GraphSignature) -> Any:
-        """The graph as an ``openvino.CompiledModel``; what had to be compiled is kept.
+        """The graph as an ``openvino.CompiledModel``; a new compilation is kept.
 
         Raises:
             BundleError: OpenVINO cannot read the graph, or the device has not all of its operators.
@@ -102,7 +102,7 @@ def refused_operators(core: Any, model: Any, device: str) -> list[str]:
 
 
 def _device_facts(core: Any, device: str) -> list[str]:
-    """OpenVINO's version, and what its own cache tells a device by: architecture, driver, compiler."""
+    """OpenVINO's version, and the facts by which its own cache knows a device: architecture, driver, compiler."""
     versions = core.get_versions(device)
     facts = [f"{name} {version.build_number}" for name, version in sorted(versions.items())]
     for name in sorted({"FULL_DEVICE_NAME", *core.get_property(device, "CACHING_PROPERTIES")}):
