@@ -2,7 +2,8 @@
 
 A text is admitted with all that it can come to need, so none is ever put out again. The rest of the budget keeps ended
 texts; the least recently used goes first. A prompt that begins like one of them starts after the shared part. A prompt
-that continues nearly all of it takes its caches over, as a chat's next turn does. Another prompt copies the part.
+that goes on with nearly all of the ended text takes its caches over, as a chat's next turn does. Any other prompt
+copies the shared part.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ does the next launch for all texts that it serves. Threads that come meanwhile a
   one launch of a prompt, and the steps of those who asked before it, as many a launch as there are places.
 * A text is admitted when the budget has room for its caches at its end (`draftwood.runtime.caches`). Those who wait for
   room are admitted in the order of asking. If as many wait as may, a further text is refused at once.
-* A text that nobody iterates over does not wait for a launch: a slow reader delays nobody. His caches count until he
+* A text that nobody iterates over does not wait for a launch: a slow reader delays nobody. Its caches count until it
   ends.
 * A text that ends, fails or is cancelled frees its room when its launch has ended, or at once if it is in none.
 """

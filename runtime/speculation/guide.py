@@ -1,11 +1,11 @@
 """Drafts of a text that is held to a grammar: they propose the tokens that it allows, and those that it forces.
 
 A draft graph adds its noise to the logits before it chooses. For a forbidden token the noise is a number that no logit
-makes up for. That is known of the level after the root, and of the next one as long as one token alone may come.
-Further down the allowed tokens depend on the path, so a drafted tree is gone through from its root. If levels are
-ranked, the children of a row are the best candidates that are allowed after it. Otherwise a draft that proposes a
-forbidden token is made again, its levels held to the tokens allowed after its best path. Forbidden tokens still make
-room for forced ones.
+makes up for. The forbidden tokens are known at the level after the root, and at the next levels as long as a single
+token may come. Further down the allowed tokens depend on the path, so a drafted tree is gone through from its root. If
+levels are ranked, the children of a row are the best candidates that are allowed after it. Otherwise a draft that
+proposes a forbidden token is made again, its levels held to the tokens allowed after its best path. Forbidden tokens
+still make room for forced ones.
 
 A guide follows the text with its own matcher. If a guide fails, the draws stay the same.
 """
@@ -57,8 +57,8 @@ class Guiding(Protocol):
     ) -> list[NDArray[np.bool_]]:
         """bool [V] of every level as far as it is known: the tokens allowed after the best allowed path.
 
-        None if the best child of every likely row of that path is allowed. ``scores`` are the nodes', as a draft has
-        them.
+        No levels if the best child of every likely row of that path is allowed. ``scores`` are the nodes', as a draft
+        has them.
         """
 
     def filled(
