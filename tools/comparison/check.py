@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.choice import open_engine
+from draftwood.runtime.engines.choice import default_engine, open_engine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.registry import engine_kind, engines
 from draftwood.runtime.engines.static import StaticEngine
@@ -148,7 +148,8 @@ def _of_engine(
 def _engines(bundle: Bundle) -> list[str]:
     """Engines that are compared unless one is named. OpenVINO's are not: they run the graphs of ``static``."""
     known = engines().items()
-    return [name for name, kind in known if kind.compared and kind.runs(bundle.manifest) and kind.is_ready(bundle)]
+    names = [name for name, kind in known if kind.compared and kind.runs(bundle.manifest) and kind.is_ready(bundle)]
+    return names or [default_engine(bundle)]  # which says what it lacks
 
 
 def _compare(
