@@ -1,5 +1,7 @@
 """Step times measured on this machine, kept in the user's cache by machine, bundle, engine and threads.
 
+They name the releases that they were measured with. Another release may take other times, so theirs are not used.
+
 A bundle stays as it was built, so facts of one machine alone lie next to it.
 """
 
@@ -8,21 +10,30 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import warnings
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 
+from draftwood.environment import cann_version
 from draftwood.errors import RequestError
 from draftwood.files import cache_home, read_regular, write_whole
 from draftwood.manifest import DAMAGED, encode
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.registry import engine_kind
+from draftwood.version import __version__
 
-VERSION = 1
+VERSION = 2
 MOST_BYTES = 1 << 20
 # No step of any bundle is quicker; a quicker one was not measured.
 LEAST_STEP_US = 1.0
+
+
+class OldTimes(UserWarning):
+    """Step times that were measured with other releases."""
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,6 +44,8 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bundle: str
     engine: str
     threads: int
+    # By package, and "CANN".
+    releases: dict[str, str]
     times: tuple[StepTime, ...]
 
 
@@ -45,6 +58,20 @@ def machine_name() -> str:
     except OSError:  # not Linux
         pass
     return f"{platform.node()}, {model}, {len(os.sched_getaffinity(0))} processors"
+
+
+def releases_here(engine: str) -> dict[str, str]:
+    """The releases of this package, onnxruntime and all that an engine needs; what is not installed has none."""
+    kind = engine_kind(engine)
+    found = {"draftwood": __version__}
+    for package in ("onnxruntime", *kind.packages):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    if kind.npu and (cann := cann_version()):
+        found["CANN"] = cann
+    return found
 
 
 def bundle_digest(bundle: Bundle) -> str:
@@ -60,12 +87,31 @@ def tuned_file(bundle: Bundle, engine: str, threads: int | None) -> Path:
 
 
 def tuned_times(bundle: Bundle, engine: str, threads: int | None) -> tuple[StepTime, ...]:
-    """The times that were measured here; nothing without any, or if the file is damaged: it is a cache."""
+    """The times that were measured here with these releases.
+
+    There are none without a file, or if it is damaged: it is a cache. Times of other releases are told by a warning.
+    """
     try:
         tuned = msgspec.json.decode(read_regular(tuned_file(bundle, engine, threads), MOST_BYTES), type=Tuned)
     except (OSError, *DAMAGED):
         return ()
-    return tuned.times if tuned.version == VERSION and _of(tuned, bundle) else ()
+    if tuned.version != VERSION or not _of(tuned, bundle):
+        return ()
+    here = releases_here(engine)
+    if tuned.releases == here:
+        return tuned.times
+    others = [
+        f"{name} {tuned.releases.get(name, 'absent')} (here {here.get(name, 'absent')})"
+        for name in sorted(tuned.releases.keys() | here.keys())
+        if tuned.releases.get(name) != here.get(name)
+    ]
+    warnings.warn(
+        f"{bundle.folder}: its step times were measured with {', '.join(others)}; they are measured again while it"
+        f" decodes, and at once by draftwood tune",
+        OldTimes,
+        stacklevel=2,
+    )
+    return ()
 
 
 def _of(tuned: Tuned, bundle: Bundle) -> bool:
@@ -85,6 +131,7 @@ def keep_times(bundle: Bundle, engine: str, threads: int | None, times: Sequence
         bundle=bundle_digest(bundle),
         engine=engine,
         threads=threads or len(os.sched_getaffinity(0)),
+        releases=releases_here(engine),
         times=tuple(times),
     )
     try:

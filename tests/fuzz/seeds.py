@@ -24,7 +24,7 @@ from draftwood.compiler.teachers.registry import read_config
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.trace import StepEvent, Trace
-from draftwood.runtime.tuned import VERSION, Tuned, bundle_digest, machine_name
+from draftwood.runtime.tuned import VERSION, Tuned, bundle_digest, machine_name, releases_here
 from draftwood.tests.bpe import save_tokenizer, train_tokenizer
 from draftwood.tests.gguf_files import save_gguf
 from draftwood.tests.packed_checkpoints import LAYOUTS, save_packed
@@ -260,8 +260,9 @@ def make_tuned(bundle: Path, folder: Path) -> None:
     opened = Bundle.open(bundle, "fast")
     times = tuple(StepTime(gear=gear.name, length=16, us=900.0) for gear in opened.manifest.gears)
     tuned = Tuned(
-        version=VERSION, machine=machine_name(), bundle=bundle_digest(opened), engine="cpu", threads=1, times=times
-    )
+        version=VERSION, machine=machine_name(), bundle=bundle_digest(opened), engine="cpu", threads=1,
+        releases=releases_here("cpu"), times=times,
+    )  # fmt: skip
     (folder / "tuned.json").write_bytes(msgspec.json.encode(tuned))
 
 

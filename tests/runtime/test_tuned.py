@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from draftwood.planned import StepTime
+from draftwood.runtime import tuned
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.tuned import keep_times, tuned_file, tuned_times
 
@@ -37,3 +38,18 @@ def test_wild_figures_are_ignored(wild: dict[str, object], bundle: Bundle) -> No
     first, *rest = right(bundle)
     keep_times(bundle, "cpu", 1, (replace(first, **wild), *rest))
     assert tuned_file(bundle, "cpu", 1).exists() and tuned_times(bundle, "cpu", 1) == ()
+
+
+@pytest.mark.parametrize("changed", ["draftwood", "onnxruntime", "openvino"])
+def test_times_of_another_release_are_told_and_not_used(
+    changed: str, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tuned.releases_here("openvino")
+    keep_times(bundle, "openvino", 1, right(bundle))
+    assert here.keys() >= {"draftwood", "onnxruntime"} and tuned_times(bundle, "openvino", 1) == right(bundle)
+    monkeypatch.setattr(tuned, "releases_here", lambda engine: here | {changed: "99.0"})
+    said = rf"step times were measured with {changed} {here.get(changed, 'absent')} \(here 99\.0\); .* draftwood tune"
+    with pytest.warns(tuned.OldTimes, match=said):
+        assert tuned_times(bundle, "openvino", 1) == ()
+    keep_times(bundle, "openvino", 1, right(bundle))
+    assert tuned_times(bundle, "openvino", 1) == right(bundle)
