@@ -16,8 +16,8 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
-# `python -m pytest` puts the checkout on the path; transformers would then take our kernels/ for its own `kernels`.
-# What is tested is the installed draftwood, so nothing is lost.
+# `python -m pytest` puts the checkout on the path; transformers would then take our kernels/ for its own `kernels`. The
+# installed draftwood is tested, so nothing is lost.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
 from draftwood.environment import hide_torch_npu  # noqa: E402
@@ -25,7 +25,7 @@ from draftwood.runtime.engines.sessions import share_threads  # noqa: E402
 
 hide_torch_npu()
 
-# What is remembered of opened bundles is remembered next to the tests' own files, not in a home.
+# Proofs of opened bundles are remembered next to the tests' own files, not in a home.
 _cache = tempfile.TemporaryDirectory(prefix="draftwood-tests-")
 os.environ["XDG_CACHE_HOME"] = _cache.name
 os.environ["PIP_NO_INDEX"] = "1"  # the demo's model is never downloaded by a test
@@ -49,7 +49,7 @@ sys.meta_path.insert(0, Blocker())
 
 @pytest.fixture
 def python(tmp_path: Path) -> Callable[..., str]:
-    """Runs code in a fresh interpreter outside the checkout and returns what it printed.
+    """Runs code in a fresh interpreter outside the checkout and returns its output.
 
     Modules in ``blocked``, and all below them, look as if they were not installed. ``environment`` is added
     to the inherited variables; None removes one.

@@ -40,7 +40,7 @@ class Numbers:
 
 
 def numbers_of(weight: Tensor, bits: int, group: int, symmetric: bool, dtype: torch.dtype) -> Numbers:
-    """The nearest numbers of a matrix; ``group`` inputs share a scale, all of a row where it is -1."""
+    """The nearest numbers of a matrix; ``group`` inputs share a scale, all of a row if it is -1."""
     rows = weight.double().unflatten(1, (1 if group == -1 else -1, weight.shape[1] if group == -1 else group))
     most = (1 << bits) - 1
     if symmetric:

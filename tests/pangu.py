@@ -2,8 +2,8 @@
 
     python -m draftwood.tests.pangu --teacher LLAMA --out PANGU
 
-openPangu-Embedded is a Llama with a bias on q, k, v and o; the biases that a Llama does not have are zeros. What is
-written stands in for a published openPangu that is too large: it is read, trained for, built and lowered as one.
+openPangu-Embedded is a Llama with a bias on q, k, v and o; the biases that a Llama does not have are zeros. The file
+stands in for a published openPangu that is too large: it is read, trained for, built and lowered as one.
 """
 
 from __future__ import annotations

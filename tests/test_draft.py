@@ -1,4 +1,4 @@
-"""The launcher ./draft: what it installs when, what it believes after an interruption, and what it says.
+"""The launcher ./draft: its installations, its beliefs after an interruption, and its messages.
 
 A stand-in takes the place of the environment's Python. It notes its calls. Called as pip, it does as a test tells it;
 otherwise it prints its words. Nothing is installed.
@@ -27,7 +27,7 @@ from packaging.version import Version
 from draftwood.environment import AUTOLOAD
 
 ROOT = Path(__file__).resolve().parents[1]
-# What CI, itself a caller of ./draft, may have set.
+# Variables that CI, itself a caller of ./draft, may have set.
 OURS = ("DRAFT_EXTRAS", "ASCEND_HOME_PATH")
 STAND_IN = """#!/bin/sh
 echo "$@" >> "{calls}"

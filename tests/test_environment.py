@@ -46,7 +46,7 @@ def fake_library(path: Path) -> None:
     shutil.copy(msgspec._core.__file__, path)
 
 
-# Undoes what an environment of ./draft runs at its start.
+# Undoes the programs that an environment of ./draft runs at its start.
 BARE = f"import os, sys; sys.modules.pop('torch_npu', None); os.environ.pop({environment.AUTOLOAD!r}, 0)\n"
 BARE += "for name in [name for name in sys.modules if name.startswith('draftwood')]: del sys.modules[name]\n"
 

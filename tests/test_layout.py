@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("trees", "kernels", "compiler", "runtime", "tools")
 # Modules of the root that compiler and runtime share.
 SHARED = {"errors", "environment", "files", "manifest", "noise", "planned", "version", "versions"}
-# What each folder may import of the project; "" is the root package itself.
+# The parts of the project that each folder may import; "" is the root package itself.
 MAY_IMPORT = {
     "": {"errors", "environment", "files", "planned", "version"},
     "trees": {"errors", "files", "planned", "trees"},
@@ -77,7 +77,7 @@ def test_imports_run_downwards(folder: str) -> None:
 
 
 def test_importing_the_package_imports_next_to_nothing(python: Callable[..., str]) -> None:
-    """Its functions import what they need when they are called."""
+    """Its functions import their needs when they are called."""
     code = "import sys, draftwood; print(*sorted(name for name in sys.modules if name.startswith('draftwood')))"
     assert python(code).split() == ["draftwood", "draftwood.environment", "draftwood.version"]
     heavy = "import sys, draftwood; print({'numpy', 'torch', 'onnxruntime', 'msgspec'} & set(sys.modules))"
@@ -174,7 +174,7 @@ def test_public_names_exist(package: str) -> None:
 
 
 def project_files(folder: Path) -> Iterator[Path]:
-    """Text files of the checkout, without what tools and environments leave in it."""
+    """Text files of the checkout, without the remains of tools and environments."""
     for path in sorted(folder.iterdir()):
         hidden = path.name.startswith(".") and path.name not in {".ci", ".gitignore"}
         generated = path.name in {"build", "dist", "__pycache__"} or path.name.endswith(".egg-info")

@@ -88,7 +88,7 @@ def save_pangu() -> Callable[..., LlamaForCausalLM]:
 
 @pytest.fixture(scope="session")
 def load_decoder() -> Callable[[Path, int], Decoder]:
-    """The fp32 decoder of a folder, with rotary tables for so many positions."""
+    """The fp32 decoder of a folder, with rotary tables for a number of positions."""
 
     def load(folder: Path, positions: int) -> Decoder:
         checkpoint = Checkpoint.open(folder)
@@ -132,7 +132,7 @@ RAGGED = Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
 
 @dataclass(frozen=True)
 class Built:
-    """A bundle, what it was built from, and its modules in eager form."""
+    """A bundle, its sources, and its modules in eager form."""
 
     folder: Path
     request: BuildRequest

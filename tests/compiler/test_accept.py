@@ -1,4 +1,4 @@
-"""Acceptance as graphs do it: where a draw is sure it is the host's, and the walk is the host's walk."""
+"""Acceptance as graphs do it: if a draw is sure it is the host's, and the walk is the host's walk."""
 
 import itertools
 import math
@@ -69,7 +69,7 @@ def test_a_sure_draw_is_the_hosts(vocabulary: int, filters: dict) -> None:
 
 @given(st.data())
 def test_any_small_row(data: st.DataObject) -> None:
-    """Logits of few values, so that ties decide what top-k and top-p keep."""
+    """Logits of few values, so that ties decide which tokens top-k and top-p keep."""
     rows = st.lists(st.lists(st.integers(-3, 3), min_size=7, max_size=7), min_size=2, max_size=2)
     logits = np.array(data.draw(rows), np.float32) / 2
     sampling = Sampling(

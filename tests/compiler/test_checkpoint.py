@@ -1,4 +1,4 @@
-"""Teacher checkpoints: what is read, what is refused, and that the rotary tables are transformers' own."""
+"""Teacher checkpoints: accepted and refused ones, and that the rotary tables are transformers' own."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The package compressed-tensors reads what is written here, and what it writes is read here."""
+"""The package compressed-tensors reads our files, and we read its files."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The analytic model against sums done by hand, the tiling's own rules, and what a shape costs."""
+"""The analytic model against sums done by hand, the tiling's own rules, and the cost of a shape."""
 
 import math
 from dataclasses import replace
@@ -77,8 +77,8 @@ def test_the_step_at_16_and_17_rows() -> None:
 
 
 def test_the_cube_decides_past_the_ridge() -> None:
-    # 294.9 TFLOPS at 0.7 over the stream at 0.6, 2 FLOP a weight of 2 bytes: 195.5 rows by hand. Reading and
-    # writing the activations of so many rows shifts the ridge up by some rows.
+    # 294.9 TFLOPS at 0.7 over the stream at 0.6, 2 FLOP a weight of 2 bytes: 195.5 rows by hand. Reading and writing
+    # the rows' activations shifts the ridge up by some rows.
     assert parts(B3, [matmul("m", 192, 4096, 4096)])["compute"] == 0
     assert parts(B3, [matmul("m", 224, 4096, 4096)])["weights"] == 0
     rows = [matmul("m", rows, 4096, 4096).cube for rows in (1, 16, 17, 32)]
@@ -208,7 +208,7 @@ def test_openpangu_is_read_as_it_is_written_here(tmp_path: Path) -> None:
 
 
 def of_heads(ops: list[Op]) -> float:
-    """Bytes of the attention and of what is written into caches."""
+    """Bytes of the attention and of rows written into caches."""
     return sum(op.count * op.memory for op in ops if op.name in ("attention", "scatter", "moved and new keys"))
 
 

@@ -1,4 +1,4 @@
-"""Every step computes where its inputs lie: a tensor made elsewhere fails the first trace on an NPU."""
+"""Every step computes on its inputs' device: a tensor made elsewhere fails the first trace on an NPU."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Bundles with EAGLE-3 and FastEagle drafters: what they say and hold, and what is refused before any work."""
+"""Bundles with EAGLE-3 and FastEagle drafters: their manifests and files, and refusals before any work."""
 
 import json
 import shutil
@@ -50,7 +50,7 @@ def test_the_manifest_describes_the_drafter(
     opened = open_drafter(tiny_drafters[kind], Checkpoint.open(tiny_teacher))
     entry = manifest.drafter
     assert entry is not None and entry.kind == opened.model.kind == kind and entry.digest == opened.digest()
-    # What the eager reference is rebuilt from is what the checkpoint says.
+    # The eager reference is rebuilt from the checkpoint's own fields.
     assert drafter_of(entry) == opened.model
     assert msgspec.json.decode(msgspec.json.encode(asdict(opened.model.config))) == entry.config
     assert (entry.features, entry.kv_heads, entry.head_dim) == (192, 2, 16)

@@ -1,4 +1,4 @@
-"""How each family's config.json is read: published ones, what its own class fills in, windows, and refusals."""
+"""How each family's config.json is read: published ones, defaults of its own class, windows, and refusals."""
 
 import json
 import math

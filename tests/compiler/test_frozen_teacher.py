@@ -1,4 +1,4 @@
-"""The teacher of a training, many texts side by side: of every family it computes what transformers computes."""
+"""The teacher of a training, many texts side by side: of every family it equals transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_states_and_steps_are_those_of_transformers(pair: tuple[FrozenTeacher, A
     states = teacher.states(ids, (0, 1, 2)).chunk(4, -1)
     for found, wanted in zip(states[:3], (out.hidden_states[-1], *out.hidden_states[:2]), strict=True):
         torch.testing.assert_close(found, wanted, **CLOSE)
-    with torch.no_grad():  # what leaves the last layer, of which transformers keeps the normed form alone
+    with torch.no_grad():  # the last layer's output; transformers keeps its normed form alone
         torch.testing.assert_close(model.model.norm(states[3]), out.hidden_states[-1], **CLOSE)
     lengths = torch.tensor([LENGTH - 4, LENGTH - 1, LENGTH - 2])
     fed, seen = torch.zeros(TEXTS, LENGTH - 1, dtype=torch.int64), torch.zeros(TEXTS, LENGTH, dtype=torch.bool)
@@ -52,7 +52,7 @@ def test_states_and_steps_are_those_of_transformers(pair: tuple[FrozenTeacher, A
     position = (seen[:, :-1].cumsum(1) - 1).clamp(min=0)
     logits, fed_states = teacher.step(fed, position, caches, seen[:, :-1], (0, 1))
     torch.testing.assert_close(logits, out.logits[torch.arange(TEXTS), lengths - 1], **CLOSE)
-    for text, length in enumerate(lengths):  # the states of what was fed, those of a shorter text on the right
+    for text, length in enumerate(lengths):  # the states of the fed tokens, those of a shorter text on the right
         of_text = torch.cat([out.hidden_states[layer][text, :length] for layer in (-1, 0, 1)], -1)
         torch.testing.assert_close(fed_states[text, LENGTH - 1 - length :], of_text, **CLOSE)
     caches.keep(torch.tensor([2, 0]))

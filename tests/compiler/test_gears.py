@@ -1,4 +1,4 @@
-"""A bundle of a plan has the plan's gears and no others, and knows what the plan knew."""
+"""A bundle of a plan has the plan's gears and no others, and the plan's knowledge."""
 
 from __future__ import annotations
 

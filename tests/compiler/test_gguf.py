@@ -1,4 +1,4 @@
-"""GGUF as a checkpoint: tensors, blocks, tokenizers, parts, and what is refused."""
+"""GGUF as a checkpoint: tensors, blocks, tokenizers, parts, and refusals."""
 
 import struct
 from pathlib import Path

@@ -72,7 +72,7 @@ def hold_to(theirs: Any, opened: Checkpoint, new: int = NEW, share: float = 0.0)
     for text, want_RV in zip(texts.tolist(), want_XRV, strict=True):
         found_RV = logits(decoder, text)
         assert torch.allclose(found_RV, want_RV, rtol=0, atol=max(FP32, share * float(want_RV.abs().max())))
-        # A text is greedy where each of its tokens is the best after those before it.
+        # A text is greedy if each of its tokens is the best after those before it.
         assert found_RV[LENGTH - 1 : -1].argmax(-1).tolist() == text[LENGTH:]
     assert len(set(map(tuple, texts[:, LENGTH:].tolist()))) > TEXTS // 2
 

@@ -1,4 +1,4 @@
-"""Medusa heads: both containers, tied heads, and a linter that names what does not fit."""
+"""Medusa heads: both containers, tied heads, and a linter that names the field that does not fit."""
 
 import json
 import os

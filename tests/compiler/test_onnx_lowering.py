@@ -1,4 +1,4 @@
-"""The ONNX files: standard, silent about where they were built, and equal to the eager modules in onnxruntime."""
+"""The ONNX files: standard, silent about the place of their build, and equal to the eager modules in onnxruntime."""
 
 import re
 from collections import Counter
@@ -278,7 +278,7 @@ def test_no_trace_of_the_builder(built: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", [*STATIC, "step", "draft"])
 def test_nodes_are_named_by_their_lines(built: Any, name: str) -> None:
-    """Whatever refuses a node then says where it comes from."""
+    """A refusal of a node then names its source."""
     graph = onnx.load(built.folder / "onnx" / f"{name}.onnx", load_external_data=False).graph
     places = [re.search(r"@([a-z0-9_/]+\.py):(\d+)$", node.name) for node in graph.node]
     found = [(PACKAGE / place[1], int(place[2])) for place in places if place]
@@ -352,7 +352,7 @@ def test_a_step_of_several_texts_has_an_attention_of_each_and_orders_rows_once(t
     layers = alone["GroupQueryAttention"]
     assert layers == alone["GatherND"] > 1 and alone["Gather"] == layers + 3  # tokens, and logits' rows of two states
     assert four["GroupQueryAttention"] == 4 * layers and four["Gather"] == 4 * (layers + 1) + 2
-    assert four["GatherND"] == layers  # what all attentions give is put in order at once
+    assert four["GatherND"] == layers  # the results of all attentions are put in order at once
 
 
 def products(path: Path) -> int:

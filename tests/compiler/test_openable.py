@@ -80,7 +80,7 @@ def test_what_build_accepts_is_opened_and_decodes(
 
 
 def _decode(folder: Path, target: str) -> None:
-    """Text with every tree is plain decoding's; or every graph of the NPU computes what eager PyTorch does."""
+    """Text with every tree is plain decoding's; or every graph of the NPU equals eager PyTorch."""
     if target == "onnx":
         asked: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
         with draftwood.open(folder, threads=1, verify="full") as model:

@@ -233,7 +233,7 @@ FAMILIES = [
 def test_packed_layers_are_kept_number_by_number(
     save_llama: Callable, tmp_path: Path, family: str, fields: dict, layout: str, asked: dict
 ) -> None:
-    """A group becomes blocks of the same scale; zeros are left out where they are the middle."""
+    """A group becomes blocks of the same scale; zeros are left out if they are the middle."""
     save_llama(tmp_path / "plain", family=family, **fields)
     save_packed(tmp_path / "plain", tmp_path / "packed", layout, **asked)
     exact = Checkpoint.open(tmp_path / "packed")

@@ -1,4 +1,4 @@
-"""The weights that auto-round makes of the same files, bit for bit; run where it is there.
+"""The weights that auto-round makes of the same files, bit for bit; run if it is installed.
 
 It rounds the product to the scale's type at once; ours is exact, and rounded here.
 """

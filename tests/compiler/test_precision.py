@@ -1,4 +1,4 @@
-"""A precision is data of a bundle: what it does with weights goes through one object, which a toy one replaces."""
+"""A precision is data of a bundle: its work on weights goes through one object, which a toy one replaces."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -38,7 +38,7 @@ SHARES = ("qkv", "o", "gate_up", "down")
 
 
 def seen(path: Path) -> dict[str, Any]:
-    """A graph without its names: each value by what it is computed from."""
+    """A graph without its names: each value by its computation."""
     graph = onnx.load(str(path), load_external_data=False).graph
     ids = {"": ""} | {value.name: _digest(value.name, value.type.SerializeToString()) for value in graph.input}
     for tensor in graph.initializer:
@@ -54,7 +54,7 @@ def seen(path: Path) -> dict[str, Any]:
 
 
 def _nodes(graph: onnx.GraphProto, ids: dict[str, str]) -> list[str]:
-    """Every node by what it computes; ``ids`` gets its outputs."""
+    """Every node by its computation; ``ids`` gets its outputs."""
     nodes = []
     for node in graph.node:
         attributes = sorted(
@@ -66,7 +66,7 @@ def _nodes(graph: onnx.GraphProto, ids: dict[str, str]) -> list[str]:
 
 
 def _body(graph: onnx.GraphProto, around: dict[str, str]) -> bytes:
-    """The body of a loop by what it computes of the values around it."""
+    """The body of a loop by its computation from the values around it."""
     ids = around | {value.name: f"input {place}" for place, value in enumerate(graph.input)}
     ids |= {tensor.name: _digest(numpy_helper.to_array(tensor).tobytes()) for tensor in graph.initializer}
     _nodes(graph, ids)

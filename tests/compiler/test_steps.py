@@ -1,4 +1,4 @@
-"""Steps: what their signatures promise is what their modules do, before and after tracing."""
+"""Steps: their modules keep the promises of their signatures, before and after tracing."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""``python -m draftwood.tests.fuzz``: gives every reader files that are wrong, and counts what becomes of it.
+"""``python -m draftwood.tests.fuzz``: gives every reader files that are wrong, and counts the outcomes.
 
 Right are two outcomes: a refusal in one line, or a run whose result holds together. Exit code 1 if there is any
 other. A case is known by its subject, seed and number: ``--only SUBJECT --seed S --case NUMBER`` runs it again.
@@ -62,7 +62,7 @@ def main() -> int:
 
 @contextmanager
 def _seeds(given: Path | None) -> Iterator[Path]:
-    """The folder of seeds, made where it is not there; without a name it goes when the run ends."""
+    """The folder of seeds, made if it is not there; without a name it goes when the run ends."""
     from draftwood.tests.fuzz.seeds import make_seeds
 
     with tempfile.TemporaryDirectory(prefix="draftwood-seeds-") as temporary:

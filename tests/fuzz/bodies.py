@@ -2,7 +2,7 @@
 
 Every body is a valid one, changed at some places. Changes are other values of JSON, numbers up to 10^400, depth,
 repeated keys, names of Python's own attributes, and bytes that are no JSON. The engine is a stand-in that takes what it
-is sent apart as a real one does. Right is any answer but 5xx, in one line where it is an error. Random schemas and
+is sent apart as a real one does. Right is any answer but 5xx, in one line if it is an error. Random schemas and
 patterns then go to the processes that compile grammars. Each is refused in one line or says what may come, and the next
 one finds the processes well.
 """
@@ -167,7 +167,7 @@ class Server:
 
 
 async def bodies(cases: int, seed: int) -> tuple[Counter[int], list[str]]:
-    """Answers by their status, and what was wrong."""
+    """Answers by their status, and the faults."""
     server, counts, wrong = Server(), Counter[int](), list[str]()
     for number in range(cases):
         path, content = body(random.Random(f"{seed}/{number}"))
@@ -184,7 +184,7 @@ async def bodies(cases: int, seed: int) -> tuple[Counter[int], list[str]]:
 
 
 def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """A schema, of words of its own and odd values."""
+    """A schema, of its own words and odd values."""
     kinds = ("object", "array", "string", "number", "integer", "boolean", "null")
     made: dict[str, Any] = {"type": rng.choice(kinds)} if rng.random() < 0.8 else {}
     numbers = ("minimum", "maximum", "exclusiveMinimum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems")
@@ -204,7 +204,7 @@ def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 
 
 def schemas(cases: int, seed: int, tokenizer: Any, vocabulary: int) -> tuple[Counter[str], list[str]]:
-    """Outcomes of random schemas in processes of their own, and what was wrong."""
+    """Outcomes of random schemas in their own processes, and the faults."""
     from draftwood.errors import RequestError
     from draftwood.runtime.speculation.apart import ApartGrammars
 

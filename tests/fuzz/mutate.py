@@ -1,4 +1,4 @@
-"""Mutations of files: of bytes, of JSON by its structure, of what a name in a folder is.
+"""Mutations of files: of bytes, of JSON by its structure, of a name's kind in a folder.
 
 A mutation takes the random numbers it is given and nothing else, so that a case is known by its number. Files are
 replaced, never written in place, for a case's folder consists of hard links to the seeds.
@@ -32,7 +32,7 @@ class Raw(str):
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Gives the name new content; what else had the old one keeps it."""
+    """Gives the name new content; other names of the old content keep it."""
     path.unlink(missing_ok=True)
     path.write_bytes(data)
 

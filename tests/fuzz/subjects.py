@@ -34,7 +34,7 @@ from draftwood.tests.packed_checkpoints import LAYOUTS
 
 # A damage to the text or bytes of one file.
 Damage = Callable[[bytes, random.Random], bytes]
-# Changes a case's folder; says what it did.
+# Changes a case's folder; describes the change.
 Mutate = Callable[[Path, random.Random], str]
 CANARY = "CANARY"
 
@@ -71,7 +71,7 @@ def _one_of(damage: Damage, *patterns: str) -> Mutate:
 
 
 def _alone(damage: Damage, *patterns: str) -> Mutate:
-    """The subject, and the other files that match are gone: what is read is the damaged one."""
+    """The subject, and the other files that match are gone: only the damaged one is read."""
 
     def mutate(folder: Path, rng: random.Random) -> str:
         matching = [path for path in _files(folder) if any(path.match(pattern) for pattern in patterns)]
@@ -357,7 +357,7 @@ SUBJECTS = (
 
 
 def named(only: tuple[str, ...]) -> list[Subject]:
-    """The subjects whose names match one of the patterns, as file names do; all where none is given."""
+    """The subjects whose names match one of the patterns, as file names do; all if none is given."""
     return [one for one in SUBJECTS if not only or any(fnmatchcase(one.name, name) for name in only)]
 
 

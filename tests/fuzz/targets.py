@@ -1,4 +1,4 @@
-"""Readers of a mutated file, as the commands do: a target returns what it found, or raises what the reader raises.
+"""Readers of a mutated file, as the commands do: a target returns its result, or raises the reader's error.
 
 A result that contradicts itself is `Wrong`: tokens that differ from plain decoding, a tree that breaks an invariant.
 """
@@ -101,7 +101,7 @@ def _prompt(opened: Bundle) -> list[int]:
 
 
 def _text(engine: Engine, opened: Bundle, gear: str | None) -> list[int] | str:
-    """The tokens, or "refused" where decoding says that it cannot."""
+    """The tokens, or "refused" if decoding says that it cannot."""
     options = Options(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     try:
         return list(Decoding(engine, _prompt(opened), options, policy_for(opened, gear)).run().token_ids)
@@ -248,7 +248,7 @@ def layout(folder: Path, rng: random.Random) -> str:
 
 
 def tuned(folder: Path, rng: random.Random) -> str:
-    """Looks for the step times of a bundle where its file is the wrong one: it has none, or possible ones."""
+    """Looks for the step times of a bundle whose file is the wrong one: it has none, or possible ones."""
     opened = Bundle.open(folder.parent / "bundle", "fast")
     path = tuned_file(opened, "cpu", 1)
     path.parent.mkdir(parents=True)
@@ -294,7 +294,7 @@ def npu_weights(folder: Path, rng: random.Random) -> str:
 
 
 def sentencepiece(folder: Path, rng: random.Random) -> str:
-    """Converts a SentencePiece model, and uses what became of it."""
+    """Converts a SentencePiece model, and uses the result."""
     (folder / "made").mkdir()
     write_tokenizer(folder, folder / "made")
     return tokenizer(folder / "made", rng)

@@ -1,4 +1,4 @@
-"""A worker: forks a process for every case, watches over it, and says what became of it.
+"""A worker: forks a process for every case, watches over it, and reports the outcome.
 
 The worker imports everything once and starts no thread, so a fork costs milliseconds and the case begins warm.
 """
@@ -30,7 +30,7 @@ from draftwood.tests.fuzz.targets import Wrong  # noqa: E402
 
 # A case that waits uses no time of a processor, and one that computes may wait for one: hence two limits.
 WALL_SECONDS, CPU_SECONDS = 30, 12
-# Besides what the worker has mapped already.
+# Besides the memory that the worker has mapped already.
 MEMORY = 2 << 30
 FILE_SIZE = 64 << 20
 

@@ -1,8 +1,8 @@
 """``python -m draftwood.tests.house.architecture``: the rooms and the imports between them, as a picture.
 
 The top folders are houses, the folders in them rooms. An arrow leads from the imported folder to the importing one, so
-the ways read from left to right and from the bottom up. The wider an arrow, the more imports. The picture says in its
-own description what it shows, so that a test can hold it against the source.
+the ways read from left to right and from the bottom up. The wider an arrow, the more imports. The picture's own
+description says its content, so that a test can hold it against the source.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 
 def _draw_house(axes: Axes, house: str, rooms: dict[str, str], edges: Edges) -> None:
-    """A house with its rooms: what is imported by others in it stands further to the left."""
+    """A house with its rooms: rooms that others in it import stand further to the left."""
     left, right, bottom, top = PLACES[house]
     _box(axes, (left, right, bottom, top), COLOURS[house], 0.8)
     way = f"   {WAYS[house].replace('>', chr(0x2192))}" if house in WAYS else ""
@@ -188,7 +188,7 @@ def _label(axes: Axes, name: str, purpose: str, place: _Place) -> None:
 
 
 def _draw_arrow(axes: Axes, start: _Place, end: _Place, count: int) -> None:
-    """From the right edge of what is imported to the left edge of what imports it, in an arc over what lies between."""
+    """From the right edge of the imported to the left edge of the importing one, in an arc over the rooms between."""
     far = end[0] - start[1] > 0.7 * (start[1] - start[0])
     y = (start[2] + start[3]) / 2, (end[2] + end[3]) / 2
     _arrow(axes, (start[1], y[0]), (end[0], y[1]), count, -0.28 if far else 0.0)

@@ -1,6 +1,6 @@
 """``python -m draftwood.tests.house.lines``: source lines by folder, the longest functions and the longest files.
 
-A line is one that is not blank. A function is counted with its decorators and what is defined in it.
+A line is one that is not blank. A function is counted with its decorators and inner definitions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def figures(root: Path | None = None) -> dict[str, Any]:
-    """Files, lines and functions of every room, and what is longest of all.
+    """Files, lines and functions of every room, and the longest of all.
 
     Raises:
         RequestError: ``root`` is no checkout of the project.

@@ -73,7 +73,7 @@ BY_HAND: Mapping[str, tuple[str, str, int, list[Row]]] = {
         ("ai_core/tbe/impl/util/util_gemm.py", "x1 x2 bias y", 3, _PRODUCT),
     ),
 }
-# What the definitions call otherwise than the graphs do. GE puts the third versions instead of products.
+# Names of the definitions that differ from the graphs'. GE puts the third versions instead of products.
 _DEFINED = {"MatMul": "MatMulV3", "MatMulV2": "MatMulV3", "BatchMatMul": "BatchMatMulV3"}
 # HCCL's own sums and copies, no kernels of a store.
 _HCCL = "HcomAllReduce HcomAllGather"
@@ -222,7 +222,7 @@ class _Store:
         return columns, len(inputs)
 
     def cpu(self, name: str, operands: Sequence[str]) -> tuple[str, ...] | None:
-        """The types of each operand, as the AI CPU lists them; "*" where it lists none."""
+        """The types of each operand, as the AI CPU lists them; "*" if it lists none."""
         entry = self._cpu.get(name)
         if entry is None:
             return None

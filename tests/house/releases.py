@@ -3,7 +3,7 @@
     python -m draftwood.tests.house.releases PYTHON [PYTHON ...]
 
 The Pythons are those of environments with torch, torch_npu and the extra device. Each lowers two small models with
-every form of draft and acceptance; the first one's graphs are what the others' are compared with.
+every form of draft and acceptance; the others' graphs are compared with the first one's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compares what each of the Pythons builds; they are named on the command line."""
+    """Compares the graphs of each of the Pythons; they are named on the command line."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("pythons", nargs="+", metavar="PYTHON", help="of an environment with a torch of its own")
     pythons: list[str] = parser.parse_args(arguments).pythons

@@ -1,4 +1,4 @@
-"""Attention over blocks: what it computes, and that a row's bits are those of the row alone."""
+"""Attention over blocks: its result, and that a row's bits are those of the row alone."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -122,7 +122,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[tuple, dict]]] = {
     "npu_dequant_swiglu_quant": lambda: ((noise(3, 24),), {"activate_left": True, "quant_mode": 1}),
 }
 MUTATING = {"npu_scatter_nd_update_"}
-# What the NPU makes of ``experts`` and of quantised layers.
+# The NPU's forms of ``experts`` and of quantised layers.
 ROUNDING = {"npu_add_rms_norm_dynamic_quant", "npu_dequant_swiglu_quant"}
 NPU_ALONE = {"npu_moe_init_routing_v2", "npu_moe_finalize_routing"} | ROUNDING
 IN_ONNX = sorted(ARGUMENTS.keys() - MUTATING - NPU_ALONE)

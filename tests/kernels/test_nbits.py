@@ -64,7 +64,7 @@ def test_the_reference_is_the_product_of_rounded_rows(bits: int, zeros: bool) ->
     layer, x = Layer(bits, zeros), noise(5, H, seed=4)
     want = rounded_blocks(x).double() @ layer.matrix.t() + layer.bias
     assert (layer(x) - want).abs().max() <= TOLERANCE * want.abs().max()
-    # What rounding changes is seen, and small.
+    # A change by rounding is seen, and small.
     exact = x.double() @ layer.matrix.t() + layer.bias
     assert 1e-4 < float((want - exact).norm() / exact.norm()) < 0.02
 

@@ -28,7 +28,7 @@ def swiglu(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_a_norm_is_rounded_from_the_sum_in_fp32() -> None:
-    """Whole numbers may part by one where a quotient lies on a half; the scale is two divisions, one ulp each."""
+    """Whole numbers may part by one if a quotient lies on a half; the scale is two divisions, one ulp each."""
     x1, x2, gamma = noise(T, H, seed=0), noise(T, H, seed=1), noise(H, seed=2)
     whole, total, scale = norm(x1, x2, gamma)
     x_TH = x1.double().numpy() + x2.double().numpy()

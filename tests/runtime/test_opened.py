@@ -1,4 +1,4 @@
-"""The public surface: what `draftwood.open` returns, alone, in a row and from several threads."""
+"""The public surface: the result of `draftwood.open`, alone, in a row and from several threads."""
 
 import asyncio
 import random
@@ -217,7 +217,7 @@ def test_asyncio_twins_share_launches(
 def test_a_text_fails_alone(
     model: OpenedBundle, prompt: list[int], plain_texts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits of one text that are no numbers end that text; those next to it go on and are what they are."""
+    """Logits of one text that are no numbers end that text; those next to it go on unchanged."""
     engine = CpuEngine(model.bundle, Opening(threads=1))
     shared = OpenedBundle(model.bundle, engine)
     honest, bad = engine.verify, set[int]()

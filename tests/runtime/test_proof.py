@@ -1,4 +1,4 @@
-"""The quick proof: passes on what was built, refuses an engine or a graph that decodes something else."""
+"""The quick proof: it passes on a built bundle, and refuses an engine or a graph that decodes something else."""
 
 import sys
 from contextlib import nullcontext

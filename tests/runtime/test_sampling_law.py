@@ -1,4 +1,4 @@
-"""The ground of equal texts: the sampler's law with every small tree, and what a larger tree may do."""
+"""The ground of equal texts: the sampler's law with every small tree, and the freedom of a larger tree."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -45,7 +45,7 @@ def failures(drawn: Callable[..., int]) -> int:
 
 
 def test_adding_a_node_never_shortens_what_is_accepted() -> None:
-    """Adding a node to a tree never shortens what is accepted: every small tree, every draw of a small vocabulary."""
+    """Adding a node to a tree never shortens the accepted path: every small tree, every draw of a small vocabulary."""
     cases = failed = 0
     drafted_IK = np.array([[0, 1, 2], [1, 2, 0], [2, 0, 1]])
     for larger in small_trees(4):

@@ -88,7 +88,7 @@ def test_a_long_prompt_holds_a_text_up_by_one_launch_of_it(engine: Counting, oth
                 runs.set()
 
     def all_wait() -> None:
-        """Until everyone who is here stands in a queue: what a busy machine delays is no part of the bound."""
+        """Until everyone who is here stands in a queue: delays of a busy machine are no part of the bound."""
         sharing, end = model._sharing, time.monotonic() + 0.2
         while time.monotonic() < end:
             with sharing._lock:

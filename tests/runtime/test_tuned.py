@@ -1,4 +1,4 @@
-"""The cache of measured step times: what is not a table of this bundle's gears is as if it were not there."""
+"""The cache of measured step times: a file that is no table of this bundle's gears counts as absent."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The picture of the architecture says what the source says, and imports run one way."""
+"""The picture of the architecture agrees with the source, and imports run one way."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command line: lazy, quiet about what a user got wrong, and exact in its exit codes."""
+"""The command line: lazy, quiet about a user's errors, and exact in its exit codes."""
 
 import argparse
 import errno

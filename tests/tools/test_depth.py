@@ -1,4 +1,4 @@
-"""At 36 layers rounding alone never fails, and what is planted is caught, in every precision."""
+"""At 36 layers rounding alone never fails, and planted faults are caught, in every precision."""
 
 from collections.abc import Callable
 from dataclasses import replace

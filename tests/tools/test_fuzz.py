@@ -1,4 +1,4 @@
-"""The fuzzing harness: what it must notice, and a short run of it over everything."""
+"""The fuzzing harness: the faults that it must notice, and a short run of it over everything."""
 
 import json
 import os

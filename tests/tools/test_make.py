@@ -113,7 +113,7 @@ def test_four_bits_for_a_device_are_modelled_so_and_judged_on_this_machine(
     assert found["check"][1] == str(tmp_path / "b") and found["bench"][1] == found["tune"][1] == str(tmp_path / "here")
 
 
-# What stand-ins measure, by precision: ms of a step; tokens a second with speculation, nothing if it fails.
+# The stand-ins' measurements, by precision: ms of a step; tokens a second with speculation, nothing if it fails.
 MS = {"nbits": 10.0, "w8a8": 12.0, "nbits8": 11.0, "exact": 20.0}
 SPEEDS = dict.fromkeys((*MS, *(f"{name}-int8-drafter" for name in MS)), 200.0)
 COSTS = {"nbits": (0.02, 0.97), "w8a8": (0.01, 0.98), "nbits8": (0.001, 0.99)}

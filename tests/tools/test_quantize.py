@@ -1,4 +1,4 @@
-"""``draftwood quantize``: what it writes is read here and by others' rules, and what it says of it is right."""
+"""``draftwood quantize``: its files are read here and by others' rules, and its figures are right."""
 
 import json
 import math

@@ -54,7 +54,7 @@ def bundle_of(
     save_one_pass: dict[str, Callable[[Path], None]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Build:
-    """A bundle of a kind of drafter on so many ranks, made once."""
+    """A bundle of a kind of drafter on a number of ranks, made once."""
     folder, made = tmp_path_factory.mktemp("ranks"), {("medusa", 1): Bundle.open(npu_bundle)}
 
     def drafter(kind: str) -> Path:
@@ -117,7 +117,7 @@ def test_lowered_graphs_of_ranks_decode_what_one_rank_does(bundle_of: Build, kin
 
 
 def torchrun(ranks: int, *words: object) -> tuple[int, str, str]:
-    """How a command of all ranks ended, and what it said."""
+    """How a command of all ranks ended, and its output."""
     command = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     given = {**os.environ, "PYTHONPATH": paths, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""The published format of a manifest, held against what reads one."""
+"""The published format of a manifest, held against its readers."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Latency tables: look-ups that pad upwards, and a file that says exactly what the table says."""
+"""Latency tables: look-ups that pad upwards, and a file that says exactly the table."""
 
 import json
 
@@ -94,7 +94,7 @@ def test_a_measured_table_keeps_its_spread() -> None:
 
 
 def changed(path: tuple[object, ...], value: object) -> str:
-    """The table's file with one value replaced, or removed where the value is None."""
+    """The table's file with one value replaced, or removed if the value is None."""
     root = json.loads(table().to_json())
     at = root
     for key in path[:-1]:

@@ -1,4 +1,4 @@
-"""Plans from what was counted of drafters that were trained: real counts, unlike those that other tests make up."""
+"""Plans from counts of trained drafters: real counts, unlike those that other tests make up."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Random drafters on disk in every layout, and what they compute by the papers' equations: loops, no cache."""
+"""Random drafters on disk in every layout, and their results by the papers' equations: loops, no cache."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -239,7 +239,7 @@ def make() -> object:
         def run_onnx(
             step: torch.nn.Module, inputs: list[torch.Tensor]
         ) -> tuple[torch.export.ExportedProgram, list[np.ndarray]]:
-            """The trace of a step, and what onnxruntime computes from its translation."""
+            """The trace of a step, and onnxruntime's results for its translation."""
             program = torch.export.export(step.eval(), tuple(inputs), strict=False)
             exported = torch.onnx.export(
                 program, dynamo=True, opset_version=18, custom_translation_table=onnx_forms(False), verbose=False

@@ -58,7 +58,7 @@ def given(step: TreeStep, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 def published(rank: Callable[[list[int]], list[tuple]], nodes: int, depth: int, k: int) -> dict:
     """The procedure of SafeAILab/EAGLE's topK_genrate, in Python lists; ``rank`` gives a path's k best tokens.
 
-    Indices of -1 stand in ``retrieve`` where rows are shorter than the longest, as published.
+    Indices of -1 stand in ``retrieve`` if rows are shorter than the longest, as published.
     """
     tokens, scores, parents = [], [], [0]
     frontier = [([], 0.0)]  # a node's path and score

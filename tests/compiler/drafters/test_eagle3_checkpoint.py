@@ -1,4 +1,4 @@
-"""EAGLE-3 checkpoints: three layouts, two containers, and a linter that names what does not fit."""
+"""EAGLE-3 checkpoints: three layouts, two containers, and a linter that names the field that does not fit."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""EAGLE-3 drafters in the layouts of others: what our reader makes of them is the network that was exported."""
+"""EAGLE-3 drafters in the layouts of others: our reader makes the exported network of them."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -53,7 +53,7 @@ def deepspec(config: dict, held: dict) -> None:
     del held["d2t"], held["t2d"]
 
 
-LEFT = [  # what hooks capture leaves the layer named, and comes by depth
+LEFT = [  # hooks capture the output of the named layer, by depth
     ("SpecForge", nested(**{IDS: [0, 2, 6]}), {}, (1, 3, 7)),
     ("SpecForge", nested(**{IDS: [6, 0, 2]}), {}, (1, 3, 7)),
     ("ModelOpt", nested(**{IDS: [1, 4, 7]}), {}, (2, 5, 8)),

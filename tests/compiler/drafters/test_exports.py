@@ -1,4 +1,4 @@
-"""P-EAGLE, DFlash, DSpark and Medusa in the layouts of others: what our reader makes of them is what was exported."""
+"""P-EAGLE, DFlash, DSpark and Medusa in the layouts of others: our reader makes the exported network of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,7 +77,7 @@ def _descending(d2t: torch.Tensor) -> torch.Tensor:
 
 
 def written_again(make: Any, teacher: Checkpoint, folder: Path, case: str, layout: str) -> tuple[Any, Any, Any]:
-    """The drafter, what is written of it, and the drafter that is read from that."""
+    """The drafter, its export, and the drafter that is read from that."""
     source = make.save(folder / "one", *folder_of(make, teacher, case))
     before = open_drafter(source, teacher)
     written = before.model.exported(before.checkpoint, teacher, layout, "teacher")
@@ -85,7 +85,7 @@ def written_again(make: Any, teacher: Checkpoint, folder: Path, case: str, layou
 
 
 def by_teachers_ids(opened: OpenedDrafter) -> dict[str, torch.Tensor]:
-    """Every weight, the rows of a draft vocabulary in the order of the teacher's ids; both ends, whoever has them."""
+    """Every weight, the rows of a draft vocabulary in the order of the teacher's ids; both ends, if it has them."""
     one: Any = opened.checkpoint
     inner = [name for name in one.names() if name not in ("draft_embed.weight", "draft_head.weight")]
     found = {name: one.weight(name) for name in inner}

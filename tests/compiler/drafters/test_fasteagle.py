@@ -46,7 +46,7 @@ def save(make: Any, folder: Path, draft: int, own_head: bool = False, **fields: 
 
 
 class Model:
-    """A drafter, and what its levels rank by the equations."""
+    """A drafter, and its levels' ranking by the equations."""
 
     def __init__(
         self,

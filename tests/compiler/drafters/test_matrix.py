@@ -139,7 +139,7 @@ def test_a_drafter_in_int8(built: Callable, kind: str, target: str) -> None:
 
 
 def hold(bundle: Bundle, target: str, tolerance: float) -> None:
-    """Text with a tree is text without; or every graph of the NPU computes what eager PyTorch does."""
+    """Text with a tree is text without; or every graph of the NPU equals eager PyTorch."""
     if target == "onnx":
         engine, options = CpuEngine(bundle), Options(max_new_tokens=24, ignore_eos=True)
         gears = [policy_for(bundle, gear) for gear in ("plain-kv128", "backbone-kv128")]

@@ -82,7 +82,7 @@ def test_vllm(make: Any, teacher: Checkpoint, tmp_path: Path, name: str) -> None
 
 @pytest.fixture
 def whole(teacher: Checkpoint, tmp_path: Path, save_medusa: Callable) -> tuple[Path, Path]:
-    """Equal heads in a file of their own and among the teacher's tensors."""
+    """Equal heads in their own file and among the teacher's tensors."""
     alone, folder = tmp_path / "alone", tmp_path / "whole"
     alone.mkdir(), folder.mkdir()
     tensors = save_medusa(alone, 2, 2)

@@ -1,8 +1,8 @@
-"""A stand-in for torch_npu's captured launches on a CPU: what is recorded is not executed, and a replay repeats it with
-the memory that the record has.
+"""A stand-in for torch_npu's captured launches on a CPU: recorded operators are not executed, and a replay repeats them
+with the record's memory.
 
-It finds what a device does not allow inside a record: a host read, another record, a mode in which other threads would
-end it. What a record or a replay has left in memory of its own is destroyed.
+It finds actions that a device does not allow inside a record: a host read, another record, a mode in which other
+threads would end it. A record's or a replay's results in its own memory are destroyed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from draftwood.kernels import COMPOSED_CONTRACTS, CPU_CONTRACTS, GE_CONTRACTS
 
-# Of our own operators a device runs the references, in torch_npu's kernels for what they call.
+# Of our own operators a device runs the references, in torch_npu's kernels for the operators that they call.
 OURS = {contract.operator: contract.reference for contract in GE_CONTRACTS + CPU_CONTRACTS + COMPOSED_CONTRACTS}
 # Reads of the host that reach no dispatcher.
 READS = {Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.cpu}
@@ -83,7 +83,7 @@ def tensors(values: Any) -> list[Tensor]:
 
 
 class Recording(TorchDispatchMode):
-    """Notes operators; none writes into memory that it is given. What they return has the shape that it will have."""
+    """Notes operators; none writes into memory that it is given. Their result has its final shape."""
 
     def __init__(self, calls: list[Call]) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def written(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class NoReads(TorchFunctionMode):
-    """Refuses what would wait for the device."""
+    """Refuses calls that would wait for the device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READS:
@@ -124,7 +124,7 @@ class NoReads(TorchFunctionMode):
 
 
 class Npu(SimpleNamespace):
-    """In place of ``torch_npu.npu``; keeps what was recorded."""
+    """In place of ``torch_npu.npu``; keeps the recorded operators."""
 
     NPUGraph = NPUGraph
 

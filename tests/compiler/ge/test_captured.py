@@ -169,7 +169,7 @@ def test_a_host_read_ends_the_record(opened: Callable, monkeypatch: pytest.Monke
 
 
 def test_nothing_of_the_host_is_in_a_record(opened: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One copy in and one out are around a launch; what is recorded reads and writes the device's memory alone."""
+    """One copy in and one out are around a launch; recorded operators read and write the device's memory alone."""
     engine, npu = opened()
     sent, upload = [], HostInputs.upload
     monkeypatch.setattr(HostInputs, "upload", lambda self, arrays: (sent.append(self), upload(self, arrays))[1])
@@ -179,7 +179,7 @@ def test_nothing_of_the_host_is_in_a_record(opened: Callable, monkeypatch: pytes
     assert near and npu.calls and not any(near & call.memory for call in npu.calls)
     far = {block._far.untyped_storage().data_ptr() for block in sent if len(block._far)}
     for (name, *_), (graph, _) in engine.executor._records.kept.items():
-        # A draft may read what lies on the device and nothing else.
+        # A draft may read the device's memory and nothing else.
         assert name.startswith("draft") or any(call.memory & far for call in graph.calls), name
 
 

@@ -1,4 +1,4 @@
-"""Four bits on an NPU: the kernels' arithmetic, the graphs of a packed teacher, its texts, and what a step costs."""
+"""Four bits on an NPU: the kernels' arithmetic, the graphs of a packed teacher, its texts, and the cost of a step."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -195,7 +195,7 @@ def test_weights_are_the_checkpoints_number_by_number(packed: Packed, layout: st
     folder = packed(layout, **fields)
     exact = Checkpoint.open(folder / "teacher")
     found = in_precision(exact, "nbits", npu=True)
-    # Where all inputs of a row would be one group of 128 it is two of 64.
+    # If all inputs of a row would be one group of 128, it is two of 64.
     per_row = fields.get("group", 64) in (-1, 128)
     assert {one.group for one in found.config.packed} == ({64, 128} if per_row else {64})
     for one in found.config.packed:

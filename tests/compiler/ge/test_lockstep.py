@@ -1,4 +1,4 @@
-"""Collectives in lowered graphs: executed with all ranks together, refused where ranks would wait for ever."""
+"""Collectives in lowered graphs: executed with all ranks together, refused if ranks would wait for ever."""
 
 import pytest
 import torch

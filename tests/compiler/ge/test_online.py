@@ -1,4 +1,4 @@
-"""The route of a device: what torchair keeps of a compiled step, and that its graph is the one that was proved."""
+"""The route of a device: the parts that torchair keeps of a compiled step, and that its graph is the proved one."""
 
 import contextlib
 import copy
@@ -48,7 +48,7 @@ class NoDevice(Exception):
 
 
 def test_every_step_keeps_its_compiled_graph(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchair's own code, up to the point at which GE would compile what it has generated."""
+    """torchair's own code, up to the point at which GE would compile the generated graph."""
 
     def kernel(*inputs: object) -> None:
         raise NoDevice
@@ -106,7 +106,7 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list:
 
 
 def online(converted: list) -> Graph:
-    """The last of them, with what GE folds and drops on a device folded and dropped."""
+    """The last of them, folded and reduced as GE does on a device."""
     graph = copy.deepcopy(converted[-1].graph._proto)
     fold_constants(graph)
     drop_dead(graph)
@@ -194,7 +194,8 @@ class Noting(TorchDispatchMode):
 
 
 def test_a_step_crosses_once_each_way(bundle: Bundle) -> None:
-    """Whatever the number of inputs and outputs; what stays on the device is copied there, and nothing is allocated."""
+    """With any number of inputs and outputs; tensors that stay on the device are copied there, and nothing is
+    allocated."""
     graph = next(graph for graph in graphs(bundle) if graph.kind == "decode")
     far = {*graph.caches, "branch"}
     outputs = [

@@ -18,7 +18,7 @@ from draftwood.errors import LoweringError
 from draftwood.kernels import eager_attention
 
 INF = float("inf")
-# All arithmetic is PyTorch's own in the same type, so results are equal; what is not says why where it stands.
+# All arithmetic is PyTorch's own in the same type, so results are equal; exceptions give their reason at their place.
 EXACT = (0.0, 0.0)
 
 

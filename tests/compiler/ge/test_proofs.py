@@ -1,4 +1,4 @@
-"""The proof that no cache is copied holds for what is lowered, and breaks where it must."""
+"""The proof that no cache is copied holds for lowered graphs, and breaks where it must."""
 
 from dataclasses import replace
 from typing import Any

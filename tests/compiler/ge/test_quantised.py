@@ -1,4 +1,4 @@
-"""W8A8 on an NPU: the operators' arithmetic, the graphs of a quantised teacher, and what a step of it costs."""
+"""W8A8 on an NPU: the operators' arithmetic, the graphs of a quantised teacher, and the cost of a step."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,7 +54,7 @@ def test_the_npus_operators_give_the_eager_result_bit_for_bit(kind: torch.dtype,
 
 
 def test_rows_are_rounded_where_they_are_made_bit_for_bit() -> None:
-    """The interpreter gives what the eager operators give, and refuses what it does not cover."""
+    """The interpreter equals the eager operators, and refuses cases that it does not cover."""
     x1, x2, gamma = (random(*shape, seed=i).bfloat16() for i, shape in enumerate(((5, H), (5, H), (H,))))
     want = torch.ops.npu.npu_add_rms_norm_dynamic_quant(x1, x2, gamma, epsilon=1e-5)
     got = OPERATORS["AddRmsNormDynamicQuant"].function(x1, x2, gamma, epsilon=1e-5)

@@ -1,4 +1,4 @@
-"""One graph of all releases of torch_npu: what one of them alone writes is left out."""
+"""One graph of all releases of torch_npu: attributes that one of them alone writes are left out."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Bundles with NPU graphs: what they hold, with weights, without, and with weights bound later."""
+"""Bundles with NPU graphs: their content, with weights, without, and with weights bound later."""
 
 import json
 from collections.abc import Callable

@@ -174,7 +174,7 @@ def test_logits_do_not_depend_on_who_is_beside(engine: GeEngine, count: int) -> 
 
 
 def rolled(values: torch.Tensor) -> torch.Tensor:
-    """A pool in which every place holds what belongs to its neighbour."""
+    """A pool in which every place holds the rows of its neighbour."""
     return values.swapaxes(0, 1).roll(128, 0).swapaxes(0, 1)
 
 
@@ -209,7 +209,7 @@ def test_a_planted_fault_is_seen(engine: GeEngine, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_launch_writes_nothing_of_texts_that_are_not_in_it(engine: GeEngine) -> None:
-    """The spare slot aside; nor does what a failed text has left reach a neighbour."""
+    """The spare slot aside; nor do a failed text's rows reach a neighbour."""
     states = begun(engine, PLACES)
     gear = next(gear for gear in engine.bundle.manifest.gears if gear.draft)
     for buffer in states[2].kv.buffers:

@@ -1,4 +1,4 @@
-"""The one file of weights: where things lie, what is read back, what is refused."""
+"""The one file of weights: places, values read back, refusals."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""A whole step in one launch: proved, the text of its parts and of plain decoding, and what crosses to the host."""
+"""A whole step in one launch: proved, the text of its parts and of plain decoding, and the bytes that cross to the
+host."""
 
 from math import prod
 from pathlib import Path

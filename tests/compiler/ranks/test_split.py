@@ -1,4 +1,4 @@
-"""The split of a model: weights cut and joined, and networks of all ranks that give what the whole one gives."""
+"""The split of a model: weights cut and joined, and networks of all ranks that equal the whole one."""
 
 import threading
 from collections.abc import Callable
@@ -46,7 +46,7 @@ TEACHERS = {
 
 
 class Ranks:
-    """Runs a function for every rank in a thread; what a rank brings to a collective waits for the others'."""
+    """Runs a function for every rank in a thread; a rank's part of a collective waits for the others'."""
 
     def __init__(self, ranks: int, patch: pytest.MonkeyPatch) -> None:
         self.ranks, self.barrier, self.brought = ranks, threading.Barrier(ranks, timeout=60), [torch.empty(0)] * ranks

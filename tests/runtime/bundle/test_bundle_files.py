@@ -41,7 +41,7 @@ def test_what_is_no_file_of_the_bundle_is_refused_and_never_blocks(copy: Path, n
     else:
         path.symlink_to(targets[kind])
     if (name, kind) == ("manifest.json", "out"):
-        return  # the manifest may lie anywhere: what it says is checked, not where it is
+        return  # the manifest may lie anywhere: its content is checked, not its place
     with pytest.raises(BundleError, match=r"link|missing|regular|device|FIFO|folder|No such file"):
         Bundle.open(copy)
 

@@ -1,4 +1,4 @@
-"""A graph's file is read for what it takes and gives, and for where its weights lie."""
+"""A graph's file is read for its inputs and outputs, and for the places of its weights."""
 
 import shutil
 from collections.abc import Callable

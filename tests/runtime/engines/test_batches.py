@@ -1,4 +1,4 @@
-"""Several texts in one launch: every text is its own plain text, whoever is next to it."""
+"""Several texts in one launch: every text is its own plain text, next to any others."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def test_logits_do_not_depend_on_who_is_beside(engine: CpuEngine) -> None:
                 found.setdefault((text, gear.name), []).append(output.logits_RV.copy())
     for rows in found.values():
         for other in rows[1:]:
-            # Products of more rows round otherwise in the last bits; what another text would change is 1e-1.
+            # Products of more rows round otherwise in the last bits; another text would change values by 1e-1.
             np.testing.assert_allclose(other, rows[0], rtol=0, atol=2e-5)
 
 
 def test_one_launch_drafts_for_texts_of_the_same_tree(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three texts, two of them sampled, and a place that nobody has: of each what it would draft alone."""
+    """Three texts, two of them sampled, and a place that nobody has: each drafts as it would alone."""
     states = [engine.begin(128, options(text, 0.8).sampling) for text in range(3)]
     for text, state in enumerate(states):
         engine.start(state, np.array(prompt(text)))

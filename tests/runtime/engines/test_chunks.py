@@ -75,7 +75,7 @@ def test_it_is_near_what_the_model_of_a_device_finds_cheapest(name: str, prefill
 
 
 def test_a_static_bundle_takes_them(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graphs that run are those, and what they leave is what one launch of the CPU's graph leaves."""
+    """The graphs that run are those, and they leave the same as one launch of the CPU's graph."""
     trees = (("plain", Topology.plain()),)
     build(
         BuildRequest(model=tiny_teacher, drafter=None, trees=trees, slots=(128,), prefill_rows=(8, 32)), tmp_path / "b"

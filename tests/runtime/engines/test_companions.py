@@ -65,7 +65,7 @@ def bits(logits_RV: np.ndarray) -> np.ndarray:
 
 
 def stepped(engine: CpuEngine, states: list[SequenceState], chains: list[int]) -> list[list[np.ndarray]]:
-    """Logits of all rows of steps whose trees are chains of so many rows and hold the text's own tokens."""
+    """Logits of all rows of steps whose trees are chains of that many rows and hold the text's own tokens."""
     found: list[list[np.ndarray]] = [[] for _ in states]
     for rows in chains:
         drafts = []

@@ -20,7 +20,7 @@ SECONDS = 120.0
 
 
 def wait_for(turns: Turns, count: int) -> None:
-    """Until so many threads wait."""
+    """Until that many threads wait."""
     until = time.monotonic() + SECONDS
     while len(turns._waiting) < count:
         assert time.monotonic() < until
@@ -75,7 +75,7 @@ def test_an_error_inside_passes_the_turn_on() -> None:
         pass
 
 
-# In a process of its own: what else has run in the tests' process may have left threads and signals as they please.
+# In its own process: earlier tests may have left threads and signals as they please.
 INTERRUPTED = """
 import signal, threading, time
 from draftwood.runtime.engines.turns import Turns

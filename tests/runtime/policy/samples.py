@@ -1,4 +1,4 @@
-"""Texts with a known truth: rank paths drawn from tries, and what a gear shows of them."""
+"""Texts with a known truth: rank paths drawn from tries, and a gear's view of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def chains(*depths: int) -> dict[str, Topology]:
 
 
 def draw(random: np.random.Generator, levels: Levels) -> tuple[int, ...]:
-    """A rank path; it ends where the truth is none of the ranks."""
+    """A rank path; it ends if the truth is none of the ranks."""
     path: list[int] = []
     for shares in levels:
         rank = int(np.searchsorted(np.cumsum(shares), random.random()))

@@ -1,4 +1,4 @@
-"""The rule: its promise, its way back from plain decoding, its patience, and where it looks."""
+"""The rule: its promise, its way back from plain decoding, its patience, and its checks."""
 
 from collections.abc import Callable
 from threading import Thread
@@ -275,7 +275,7 @@ def test_plain_decoding_that_has_become_faster_is_noticed() -> None:
     learned = Learned(gears)
     text(gears, learned, US, 200, 0.5)
     assert speed_of([one for seed in range(12) for one in text(gears, learned, now, 60, 0.5, seed)], now) > 0.96
-    # What a drafted text alone would have reached.
+    # The reach of a drafted text alone.
     assert 1.5 * now["plain"] / now["chain-1"] < 0.95
 
 

@@ -80,7 +80,7 @@ def error(levels: list[list[float]], **options: object) -> float:
 
 @pytest.fixture
 def own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Next to no weight for hope, a long memory, and all texts alike: what is left is bias of the counting itself."""
+    """Next to no weight for hope, a long memory, and all texts alike: only bias of the counting itself is left."""
     monkeypatch.setattr(module, "WEAK_STRENGTH", 0.1)
     monkeypatch.setattr(module, "SPREAD", 1e-3)
     monkeypatch.setattr(module, "FADES", 1 - 1 / 20_000)

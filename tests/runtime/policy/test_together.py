@@ -1,4 +1,4 @@
-"""Steps of several texts: the promises hold for each of them and for all, and what drafts gain is taken."""
+"""Steps of several texts: the promises hold for each of them and for all, and the drafts' gain is taken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .samples import chains, draw, gear, inside
 TREES = chains(1, 3, 6)
 NAMES = ("plain", *TREES)
 MOST = 8
-# Microseconds of a launch of so many texts: the more of them, the dearer a row.
+# Microseconds of a launch of some texts: the more of them, the dearer a row.
 US = {
     n: {"plain": 1000.0 + 60 * n, **{f"chain-{d}": 1100.0 + 60 * n + 40.0 * n * d for d in (1, 3, 6)}}
     for n in (1, 2, 4, 8)
@@ -46,19 +46,19 @@ def launch_us(names: Sequence[str]) -> float:
 
 @dataclass(eq=False)
 class Text:
-    """A text that is played: what the teacher takes of a draft, and what it has come to."""
+    """A simulated text: the tokens that the teacher takes of a draft, and its state."""
 
     policy: Adaptive
     path: Callable[[], tuple[int, ...]]
     tokens: int = 0
-    # Of its steps, and what plain batches of the same texts would have taken for its tokens.
+    # The time of its steps, and the time of plain batches of the same texts for its tokens.
     us: float = 0.0
     plain_us: float = 0.0
     names: list[str] = field(default_factory=list)
 
 
 def step(texts: Sequence[Text], launch_us: Callable[[Sequence[str]], float] = launch_us) -> tuple[float, float]:
-    """One step of all: what it took, and what a plain batch of them would have taken for each token of theirs."""
+    """One step of all: its time, and a plain batch's time for each token of theirs."""
     gears = gears_for([Asking(text.policy, 100) for text in texts])
     names = [one.name for one in gears]
     took_us, plain_us = launch_us(names), launch_us(["plain"] * len(texts))

@@ -1,4 +1,4 @@
-"""Grammars in processes of their own: the same texts, and what a grammar does to its process is its text's alone."""
+"""Grammars in their own processes: the same texts, and a grammar's damage to its process is its text's alone."""
 
 import os
 import select

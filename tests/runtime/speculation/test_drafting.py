@@ -64,7 +64,7 @@ def test_growing_and_the_context_limit(engines: dict[str, Engine], prompt: list[
 def test_the_static_engine_runs_static_graphs_alone(
     tiny_draft_bundles: dict[str, Path], prompt: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what a greedy draft has instead of noise is no input that is sent: it lies there, always the same."""
+    """And a greedy draft's replacement of noise is no input that is sent: it lies there, always the same."""
     engine, ran = OnnxStaticEngine(Bundle.open(tiny_draft_bundles[kind])), []
     run = engine.executor.run
     monkeypatch.setattr(
@@ -154,7 +154,7 @@ def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
 def test_rows_that_wait_are_written_in_pieces(
     engines: dict[str, Engine], prompt: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many rows wait, and whoever writes them, the next draft is the same."""
+    """For any number of waiting rows and any writer, the next draft is the same."""
     engine, gear = engines[kind], engines[kind].bundle.gear("planned-kv128")
     text = (prompt * 3)[:100]
     found = []

@@ -1,4 +1,4 @@
-"""Drafts that follow a grammar: what is allowed at every level, and nothing of it reaches the draws."""
+"""Drafts that follow a grammar: the allowed tokens at every level, and nothing of it reaches the draws."""
 
 from collections.abc import Iterator
 from pathlib import Path

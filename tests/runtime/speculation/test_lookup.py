@@ -39,7 +39,7 @@ def longest_match(text: list[int]) -> int:
 
 
 def followers(text: list[int], end: list[int]) -> Counter[int]:
-    """By looking: what stands after every occurrence of ``end``."""
+    """By looking: the tokens after every occurrence of ``end``."""
     places = range(len(text) - len(end))
     return Counter(text[at + len(end)] for at in places if text[at : at + len(end)] == end)
 

@@ -48,7 +48,7 @@ def uncoupled(prefix, level, sampling):
 
 
 def adverse(prefix, level, sampling):
-    """Reads the noise to propose what will not be drawn."""
+    """Reads the noise to propose tokens that will not be drawn."""
     return -coupled(prefix, level, sampling)
 
 

@@ -1,4 +1,4 @@
-"""A drafter's tree and what is looked up, as one: by hand, and as drafts that change no token."""
+"""A drafter's tree and looked-up tokens, as one: by hand, and as drafts that change no token."""
 
 from collections.abc import Callable
 from functools import partial

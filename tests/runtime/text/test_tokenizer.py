@@ -1,4 +1,4 @@
-"""Streaming gives what decoding at once gives; chat prompts are those of transformers."""
+"""Streaming equals decoding at once; chat prompts are those of transformers."""
 
 import itertools
 import json
@@ -315,7 +315,7 @@ def test_chat_is_that_of_transformers(tmp_path, template, messages):
     assert text.chat(messages) == oracle.apply_chat_template(messages, tokenize=True, **flags)
 
 
-# What templates such as Qwen3's use: tools and calls as JSON, a search from the end, strings' methods, a switch.
+# The features of templates such as Qwen3's: tools and calls as JSON, a search from the end, strings' methods, a switch.
 TOOLS_AND_THOUGHTS = (
     "{%- if tools %}<tools>{% for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}\n</tools>{% endif %}\n"
     "{%- set ns = namespace(last=0) %}\n"
@@ -454,7 +454,7 @@ def test_a_template_that_would_take_all_is_ended_and_the_next_text_is_rendered(t
     with pytest.raises(RequestError, match=r"^chat: the template (fails on|refuses) the messages: ") as caught:
         text.render({"messages": MESSAGES, "tools": [TOOL]})
     assert len(str(caught.value)) < 200
-    if "range" in template:  # what is constant is computed as the template is compiled, whatever the chat
+    if "range" in template:  # constants are computed as the template is compiled, for any chat
         assert text.render(MESSAGES) == "ok"
 
 

@@ -1,4 +1,4 @@
-"""Every section on tiny bundles: its rows and what it shows of them."""
+"""Every section on tiny bundles: its rows and their pages."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The shipped suites, and what they ask for."""
+"""The shipped suites, and their needs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The report for whoever has no device: written on any machine, with nothing private in it."""
+"""The report for readers who have no device: written on any machine, with nothing private in it."""
 
 import getpass
 import json

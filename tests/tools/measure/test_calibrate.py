@@ -1,4 +1,4 @@
-"""Calibration by answering: what is counted is the teacher's own text, whoever runs the jobs."""
+"""Calibration by answering: the teacher's own text is counted, whoever runs the jobs."""
 
 import contextlib
 import json

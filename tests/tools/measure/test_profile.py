@@ -1,4 +1,4 @@
-"""``draftwood profile``: what is timed and in which state, what is written, what is refused."""
+"""``draftwood profile``: the timed steps and their state, the written table, the refusals."""
 
 import argparse
 import json
@@ -85,7 +85,7 @@ def test_steps_are_timed_in_the_state_of_a_real_text(tiny_bundle: Path, monkeypa
 def test_texts_that_share_a_launch_are_timed_together(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In real launches of so many texts, for every tree and KV length; plans read them, and people."""
+    """In real launches of several texts, for every tree and KV length; plans read them, and people."""
     sizes: list[int] = []
     honest = CpuEngine.verify
 

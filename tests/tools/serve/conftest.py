@@ -75,7 +75,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
-        """Status, body read as JSON where it is, headers."""
+        """Status, body (read as JSON if it is that), headers."""
         content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         headers = {"content-type": "application/json"} | {name.replace("_", "-"): one for name, one in headers.items()}
         request = urllib.request.Request(self.url + path, content, headers)
@@ -113,7 +113,7 @@ def _read(content: bytes) -> Any:
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits for what has to come true."""
+    """Waits for a condition to come true."""
     limit = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < limit, "did not come true"
@@ -122,7 +122,7 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Callable[..., Server]]:
-    """Starts servers, and ends what is left of them."""
+    """Starts servers, and ends those that are left."""
     servers: list[Server] = []
 
     def start(*arguments: object, command: str = "serve") -> Server:

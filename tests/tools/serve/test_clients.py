@@ -1,4 +1,4 @@
-"""LangChain's and LiteLLM's clients, each in an environment of its own: what they show is plain decoding's text."""
+"""LangChain's and LiteLLM's clients, each in its own environment: they show plain decoding's text."""
 
 import json
 import subprocess
@@ -116,7 +116,7 @@ def server(started: Callable[..., Any], tools_bundle: Path) -> Any:
 
 @pytest.fixture(scope="module", params=[{"temperature": 0, "seed": 1}, {"temperature": 0.8, "seed": 7}], ids=str)
 def expected(request: pytest.FixtureRequest, tools_bundle: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A sampling, and what the library gives by it, without speculation."""
+    """A sampling, and the library's text by it, without speculation."""
     how = request.param
     with draftwood.open(tools_bundle, threads=1) as model:
         form = form_of(model.bundle.tokenizer)

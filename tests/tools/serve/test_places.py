@@ -1,4 +1,5 @@
-"""A text's place is given back, whatever raises between its request and its answer; what a body says is done or 400."""
+"""A text's place is given back after any error between its request and its answer; every field of a body is honoured or
+gives 400."""
 
 import asyncio
 import random

@@ -1,8 +1,8 @@
 """AscendCL as its documents have it, over the project's interpreter: a call that they do not allow is kept as misuse.
 
 The functions are reached through the C interface, by addresses, as those of a shared library are, so that widths and
-pointers of a caller's prototypes count. What is asynchronous happens when the stream is waited for, not before.
-Contracts: docs/zh/api of GE (acl), docs/zh/api_ref of the runtime, and davinci_model.cc where they are silent.
+pointers of a caller's prototypes count. Asynchronous work happens when the stream is waited for, not before. Contracts:
+docs/zh/api of GE (acl), docs/zh/api_ref of the runtime, and davinci_model.cc where they are silent.
 """
 
 import ctypes

@@ -18,7 +18,7 @@ from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.runtime.bundle import Bundle
 
 MAGIC = b"stand-in for an .om file\n"
-# What stands in for ATC: it notes how it was called, and leaves a model where it was told to.
+# A stand-in for ATC: it notes its calls, and leaves a model at the given place.
 ATC = """#!/bin/sh
 echo "$*" >> "$ATC_LOG"
 for one in "$@"; do case $one in --model=*) air=${one#--model=};; --output=*) om=${one#--output=};; esac; done

@@ -1,4 +1,4 @@
-"""The stand-in is strict: what the documents do not allow is found, as a call of its own and inside the engine."""
+"""The stand-in is strict: it finds uses that the documents do not allow, as a single call and inside the engine."""
 
 import ctypes
 import threading

@@ -82,8 +82,8 @@ def calls_of_four_steps(engine, acl, gear: Gear) -> Counter[str]:
 
 
 def test_a_step_allocates_nothing(compiled_bundle: Path, opened: Callable) -> None:
-    """Plain decoding verifies and accepts: one copy each way, one launch, one wait of either. What is bound anew is the
-    branch, and where the accepted features go."""
+    """Plain decoding verifies and accepts: one copy each way, one launch, one wait of either. Only the branch and the
+    place of the accepted features are bound anew."""
     engine, acl = opened(compiled_bundle)
     counted = calls_of_four_steps(engine, acl, engine.bundle.manifest.gears[0])
     assert counted == {

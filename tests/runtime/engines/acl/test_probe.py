@@ -1,4 +1,4 @@
-"""The probe of AscendCL believes what it reads back, and leaves nothing."""
+"""The probe of AscendCL believes the values that it reads back, and leaves nothing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Texts through OpenVINO's CPU device: with any tree what plain decoding gives, and what onnxruntime gives."""
+"""Texts through OpenVINO's CPU device: with any tree they equal plain decoding, and onnxruntime's."""
 
 from pathlib import Path
 
