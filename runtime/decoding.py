@@ -36,7 +36,7 @@ from draftwood.runtime.trace import StepEvent, Trace
 # Likeliest tokens that are kept besides a drawn one, as other servers bound them.
 _MOST_LOGPROBS = 20
 
-FinishReason = Literal["stop", "length", "context", "cancelled"]
+Finish = Literal["stop", "length", "context", "cancelled"]
 
 
 class Asked(TypedDict, total=False):
@@ -132,7 +132,7 @@ class Result:
     decode_seconds: float
     # Share of decode_seconds spent outside graph execution.
     host_share: float
-    finish_reason: FinishReason
+    finish_reason: Finish
     # Tokens of the prompt that were not read, since the caches of an ended text had them.
     prefix_tokens: int = 0
 
@@ -178,7 +178,7 @@ class Decoding:
         self._steps = self._late = self._prefix = 0
         # Tokens that the last draft's step gained: writing them belongs to every draft.
         self._gained = 0
-        self._finish: FinishReason | None = None
+        self._finish: Finish | None = None
         self._origin_us = self._began_us = _now_us()
         self._prefill_us = self._graph_us = self._choice_us = 0.0
 

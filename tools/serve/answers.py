@@ -7,8 +7,9 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from draftwood.runtime.decoding import Finish
 from draftwood.tools.serve.bodies import CalledFunction
-from draftwood.tools.serve.messages import Finish, Step, TokenLogprob
+from draftwood.tools.serve.messages import Step, TokenLogprob
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 

@@ -5,16 +5,14 @@ A message is four bytes of length, most significant first, and so many bytes of 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from draftwood.runtime.decoding import Asked
+from draftwood.runtime.decoding import Asked, Finish
 from draftwood.runtime.engines.opening import Opening
 from draftwood.tools.serve.calls import Form
-
-Finish = Literal["stop", "length", "context", "cancelled"]
 
 HEAD_BYTES = 4
 

@@ -24,7 +24,7 @@ import numpy as np
 import draftwood
 from draftwood.errors import BusyError, NumericError, RequestError, UserError
 from draftwood.manifest import Gear
-from draftwood.runtime.decoding import Decoding
+from draftwood.runtime.decoding import Decoding, Finish
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.opened import OpenedBundle, prompt_ids
@@ -45,7 +45,6 @@ from draftwood.tools.serve.messages import (
     Ended,
     EngineArguments,
     Failed,
-    Finish,
     Last,
     Piece,
     Reading,
