@@ -7,7 +7,6 @@ bundle is either understood in full or not opened. All paths are relative to the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -54,9 +53,6 @@ GraphKind = Literal[
 
 # Texts of one launch at most: a graph holds an attention of each.
 MOST_TEXTS = 32
-
-# The outputs of a teacher's step for its rows; of a step of several texts, for the rows of all together.
-TEACHER_RESULTS = ("logits", "choice", "features")
 
 # Slots of a block of the caches that a graph of kind ``bitwise`` reads and writes.
 BLOCK_SLOTS = 64
@@ -307,35 +303,6 @@ def texts_name(texts: int, rows: int, slots: int) -> str:
 def texts_accept_name(draws: str, texts: int, rows: int) -> str:
     """Name of the graph that accepts rows which such a graph has verified, ``draws`` being greedy or sampled."""
     return f"accept-{draws}-b{texts}-t{rows}"
-
-
-def texts_signature(one: StepSignature, texts: int) -> StepSignature:
-    """The signature for ``texts`` texts at once, made from that for one. Every text has its own inputs and outputs, and
-    the caches of all come last. Logits, choices and features of a step are those of all rows together."""
-    names = [str(text) for text in range(texts)]
-    together = [spec for spec in one.outputs if one.kind == "step" and spec.name in TEACHER_RESULTS]
-
-    def of_all(specs: Iterable[TensorSignature], caches: Container[str]) -> list[TensorSignature]:
-        each = [spec for spec in specs if spec not in together]
-        small, last = ([spec for spec in each if (spec.name in caches) is cached] for cached in (False, True))
-        return [_of_text(spec, text) for part in (small, last) for text in names for spec in part]
-
-    return StepSignature(
-        name=f"{one.name}-b{texts}",
-        kind="batch" if one.kind == "step" else "draft-texts",
-        rows=one.rows,
-        slots=one.slots,
-        inputs=tuple(of_all(one.inputs, one.aliases.values())),
-        outputs=(*together, *of_all(one.outputs, one.aliases)),
-        aliases={text_name(text, out): text_name(text, into) for text in names for out, into in one.aliases.items()},
-        batch=texts,
-    )
-
-
-def _of_text(spec: TensorSignature, text: str) -> TensorSignature:
-    """With a size of its own for every size that is chosen at run time."""
-    shape = tuple(f"{size}{text}" if isinstance(size, str) else size for size in spec.shape)
-    return TensorSignature(name=text_name(text, spec.name), dtype=spec.dtype, shape=shape)
 
 
 def whole_name(gear: str, draws: str) -> str:

@@ -16,6 +16,7 @@ import torch
 from draftwood.compiler.ge.graph import FREE, HELD, Edge, Graph, Node
 from draftwood.compiler.ge.operator_rules import broken, use_of
 from draftwood.compiler.ge.operators import attribute
+from draftwood.contract import ACCEPTED, COMMITTED, WAITING
 
 # B batch, N query heads, K key/value heads, T query rows, C cache slots, D head dimension
 
@@ -217,19 +218,19 @@ def _run_time_values(graph: Graph) -> Iterator[Finding]:
     """``committed`` and ``accepted`` change every step: mask, positions and written slots must follow them."""
     sources = {node.name for node in graph.sources()}
     followed = {
-        "FusedInferAttentionScore": ("atten_mask", {"committed"}),
-        "RotaryMul": ("r1", {"committed"}),
-        "ApplyRotaryPosEmb": ("cos", {"committed"}),
-        "ScatterNdUpdate": ("indices", {"committed", "accepted"}),
+        "FusedInferAttentionScore": ("atten_mask", {COMMITTED}),
+        "RotaryMul": ("r1", {COMMITTED}),
+        "ApplyRotaryPosEmb": ("cos", {COMMITTED}),
+        "ScatterNdUpdate": ("indices", {COMMITTED, ACCEPTED}),
     }
     reached: dict[str, frozenset[str]] = {}
     for node in graph.nodes.values():  # in execution order
         itself = frozenset({node.name}) if node.name in sources else frozenset()
         reached[node.name] = itself.union(*(reached[e.node] for e in node.inputs if e is not None))
         port, needed = followed.get(node.type, ("", set()))
-        written = node.input("var") if "waiting" in sources else None
+        written = node.input("var") if WAITING in sources else None
         if written is not None and written.node.startswith("draft_"):
-            needed = {"committed", "waiting"}  # a whole step writes the drafter's caches, too
+            needed = {COMMITTED, WAITING}  # a whole step writes the drafter's caches, too
         edge = node.input(port) if port else None
         if missing := {n for n in needed & sources if edge is not None and n not in reached[edge.node]}:
             yield Finding(

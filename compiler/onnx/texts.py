@@ -33,7 +33,7 @@ _ALONG = {"ArgMax", "Concat", "Softmax", "Split", "TopK"}
 
 
 def for_texts(model: ir.Model, signature: StepSignature) -> ir.Model:
-    """The model for as many texts as `manifest.texts_signature` has; ``model`` is not changed. Fixed sizes of inner
+    """The model for as many texts as `contract.texts_signature` has; ``model`` is not changed. Fixed sizes of inner
     values must be known by number, and run-time sizes by name."""
     repeated = _Repeated(model.graph, signature.batch)
     for node in model.graph:

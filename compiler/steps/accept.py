@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.compiler.steps.draw import Settings, greedy, sampled
-from draftwood.compiler.steps.step import Step, StepSizes, tensor
-from draftwood.manifest import StepSignature, TensorSignature
-from draftwood.noise import ROUNDS
+from draftwood.compiler.steps.step import Step, StepSizes, signed
+from draftwood.manifest import StepSignature
 
 # T rows, V vocabulary, F features, L levels = P places of a path, D depth
 
@@ -62,29 +61,8 @@ def accept_step(
     draws: Draws, rows: int, sizes: StepSizes, vocabulary: int, features: int = 0, kept_rows: int = 0
 ) -> Step:
     """Acceptance for trees of ``rows`` rows; of ``features`` columns, 0 without a drafter, it keeps so many rows."""
-    inputs = [
-        tensor("logits", sizes.dtype, rows, vocabulary),
-        *tree_inputs(rows),
-        *([tensor("features", sizes.dtype, rows, features)] if features else []),
-        *(draw_inputs(sizes.path_rows) if draws == "sampled" else []),
-    ]
-    outputs = [
-        tensor("drawn", "int64", rows),
-        tensor("sure", "bool", rows),
-        tensor("path", "int64", sizes.path_rows),
-        tensor("length", "int64", 1),
-        *([tensor("features.out", sizes.dtype, kept_rows, features)] if features else []),
-    ]
-    name = accept_name(draws, rows)
-    signature = StepSignature(
-        name=name,
-        kind="accept",
-        rows=rows,
-        slots=0,
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        aliases={},
-    )
+    numbers, parts = accept_sizes(rows, sizes, vocabulary, features, kept_rows), accept_parts(draws, features)
+    signature = signed(accept_name(draws, rows), "accept", numbers, {}, rows=rows, dtype=sizes.dtype, parts=parts)
     return Step(AcceptStep(draws, sizes.path_rows, kept_rows), signature)
 
 
@@ -105,17 +83,13 @@ def accept_name(draws: Draws, rows: int) -> str:
     return f"accept-{draws}-t{rows}"
 
 
-def tree_inputs(rows: int) -> list[TensorSignature]:
-    """A tree's tokens and tables."""
-    return [
-        tensor("tokens", "int64", rows),
-        tensor("parents", "int64", rows),
-        tensor("depths", "int64", rows),
-        tensor("visible", "bool", rows, rows),
-    ]
+def accept_sizes(rows: int, sizes: StepSizes, vocabulary: int, features: int, kept_rows: int) -> dict[str, int]:
+    """The sizes of an acceptance of ``rows`` rows."""
+    of_rows, of_path = dict.fromkeys("TRX", rows), dict.fromkeys("PL", sizes.path_rows)
+    return {**of_rows, **of_path, "V": vocabulary, "W": features, "G": kept_rows}
 
 
-def draw_inputs(levels: int) -> list[TensorSignature]:
-    """How rows are drawn: the fields of `draw.Settings`."""
-    numbers = [tensor(name, "float32", 1) for name in ("temperature", "top_k", "top_p")]
-    return [tensor("keys", "int32", 3, ROUNDS, levels), *numbers]
+def accept_parts(draws: Draws, features: int) -> set[str]:
+    """The parts of an acceptance: whether it draws with noise, and whether it keeps features."""
+    there = {"draws": draws == "sampled", "features": features > 0}
+    return {part for part, has in there.items() if has}

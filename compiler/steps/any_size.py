@@ -6,8 +6,8 @@ texts; nothing is copied. A text may have as many rows as it likes.
 
 from __future__ import annotations
 
-from draftwood.compiler.steps.step import Step, cached, tensor
-from draftwood.compiler.steps.teacher import TeacherStep, teacher_outputs
+from draftwood.compiler.steps.step import Step, signed
+from draftwood.compiler.steps.teacher import TeacherStep, teacher_sizes
 from draftwood.compiler.teachers.block import Appended
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import cache_names
@@ -28,18 +28,7 @@ class CpuStep(TeacherStep):
 
 def cpu_step(decoder: Decoder, dtype: str = "float32") -> Step:
     """The graph with run-time sizes that onnxruntime serves every gear with."""
-    config = decoder.config
-    inputs = [
-        tensor("rows", "int64", "R"),
-        tensor("tokens", "int64", "T"),
-        tensor("queries", "int64", 1, "A"),
-        tensor("results", "int64", "T", 2),
-        tensor("positions", "int64", 1, "A"),
-        tensor("bias", dtype, 1, 1, "A", "S"),
-        tensor("last", "int32", 1),
-        tensor("total", "int32"),
-    ]
-    cache = (1, config.kv_heads, "C", config.head_dim)
-    outputs = teacher_outputs(decoder, "R", "T", dtype)
-    signature = cached(cache_names(config.layers), "step", "step", inputs, outputs, cache, 0, 0, dtype)
+    config, sizes = decoder.config, teacher_sizes(decoder)
+    caches = dict.fromkeys(cache_names(config.layers), (1, config.kv_heads, "C", config.head_dim))
+    signature = signed("step", "step", sizes, caches, dtype=dtype)
     return Step(CpuStep(decoder, "cpu", 0), signature, dict(_EXAMPLES))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from draftwood.compiler.steps.step import Step, cached, tensor
-from draftwood.compiler.steps.teacher import TeacherStep, teacher_outputs
+from draftwood.compiler.steps.step import Step, signed, tensor
+from draftwood.compiler.steps.teacher import TeacherStep, teacher_sizes
 from draftwood.compiler.teachers.block import Blocks
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import BLOCK_SLOTS, cache_names, settled_names
@@ -24,25 +24,11 @@ class BitwiseStep(TeacherStep):
 
 def bitwise_step(decoder: Decoder, dtype: str = "float32") -> Step:
     """The graph that serves every gear with one text's bits, for onnxruntime."""
-    config = decoder.config
+    config, sizes = decoder.config, teacher_sizes(decoder)
     block = (config.kv_heads, BLOCK_SLOTS, config.head_dim)
     settled = [tensor(name, dtype, "F", *block) for name in settled_names(config.layers)]
-    inputs = [
-        tensor("tokens", "int64", "T"),
-        tensor("positions", "int64", "T"),
-        tensor("rows", "int64", "R"),
-        tensor("index", "int64", "I", 3),
-        tensor("bias", dtype, "T", "O"),
-        tensor("home", dtype, "Z", 1, 1, "T", "O"),
-        tensor("weight", dtype, 1, "F"),
-        tensor("chain", dtype, 1, "Y"),
-        tensor("nothing", dtype, 1),
-        *settled,
-    ]
-    outputs = teacher_outputs(decoder, "R", "T", dtype)
-    signature = cached(
-        cache_names(config.layers), "bitwise", "bitwise", inputs, outputs, ("A", *block), 0, 0, dtype
-    )  # fmt: skip
+    caches = dict.fromkeys(cache_names(config.layers), ("A", *block))
+    signature = signed("bitwise", "bitwise", sizes, caches, dtype=dtype, read=settled)
     # Examples are distinct and above 1, so that torch.export ties no two sizes and specialises none.
     open_blocks = 7
     dynamic = {"T": 5, "R": 4, "I": 5 * config.kv_heads, "F": 9, "Z": 10, "Y": 11}

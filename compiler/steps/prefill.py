@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from draftwood.compiler.steps.step import Step, StepSizes, cached, tensor
-from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, commit_inputs, teacher_outputs
+from draftwood.compiler.steps.step import Step, StepSizes, signed
+from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, commit_sizes, teacher_sizes
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import cache_names
@@ -36,16 +36,13 @@ class PrefillStep(TeacherStep):
 def prefill_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form: Form = "fused") -> Step:
     """A prefill chunk of ``rows`` tokens; ``last`` [1] is the row whose logits are returned."""
     config = decoder.config
-    inputs = [tensor("tokens", "int64", rows), tensor("last", "int64", 1)]
-    signature = cached(
-        cache_names(config.layers),
+    signature = signed(
         f"prefill-t{rows}-kv{slots}",
         "prefill",
-        inputs + commit_inputs(config, sizes),
-        teacher_outputs(decoder, 1, rows, sizes.dtype),
-        cache_shape(config, slots, form),
-        rows,
-        slots,
-        sizes.dtype,
+        {"T": rows, **teacher_sizes(decoder, 1, rows), **commit_sizes(config, sizes)},
+        dict.fromkeys(cache_names(config.layers), cache_shape(config, slots, form)),
+        rows=rows,
+        slots=slots,
+        dtype=sizes.dtype,
     )
     return Step(PrefillStep(decoder, form, sizes.branch_rows), signature)

@@ -6,12 +6,13 @@ The caches come last, key then value of every layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from draftwood.contract import GIVES, TAKES, Sizes, tensors
 from draftwood.manifest import GraphKind, StepSignature, TensorSignature
 
 DTYPES = {
@@ -72,29 +73,37 @@ class StepSizes:
     dtype: str = "float32"
 
 
-def cached(
-    caches: Iterable[str],
+def signed(
     name: str,
     kind: GraphKind,
-    inputs: list[TensorSignature],
-    outputs: list[TensorSignature],
-    cache_shape: tuple[int | str, ...] | Mapping[str, tuple[int | str, ...]],
-    rows: int,
-    slots: int,
+    sizes: Sizes,
+    caches: Mapping[str, tuple[int | str, ...]],
+    *,
+    rows: int = 0,
+    slots: int = 0,
     dtype: str = "float32",
     batch: int = 1,
+    parts: Collection[str] = (),
+    read: Sequence[TensorSignature] = (),
 ) -> StepSignature:
-    """The signature of a step whose ``caches`` come last and are written in place; all have one shape, or one each."""
-    shapes = cache_shape if isinstance(cache_shape, Mapping) else dict.fromkeys(caches, cache_shape)
-    tensors = [tensor(name, dtype, *shape) for name, shape in shapes.items()]
-    written = [tensor(f"{name}.out", dtype, *shape) for name, shape in shapes.items()]
+    """The signature of a step by the contract of its kind, with these parts of it.
+
+    The ``caches``, shapes by name, come last and are written in place; before them what else of a cache is ``read``.
+    """
     return StepSignature(
         name=name,
         kind=kind,
         rows=rows,
         slots=slots,
-        inputs=(*inputs, *tensors),
-        outputs=(*outputs, *written),
-        aliases={f"{name}.out": name for name in shapes},
+        inputs=(
+            *tensors(TAKES[kind], sizes, dtype, parts, batch),
+            *read,
+            *(tensor(cache, dtype, *shape) for cache, shape in caches.items()),
+        ),
+        outputs=(
+            *tensors(GIVES[kind], sizes, dtype, parts, batch),
+            *(tensor(f"{cache}.out", dtype, *shape) for cache, shape in caches.items()),
+        ),
+        aliases={f"{cache}.out": cache for cache in caches},
         batch=batch,
     )

@@ -1,15 +1,15 @@
-"""Common parts of the teacher's steps: the module around the decoder, and the parts of their signatures."""
+"""Common parts of the teacher's steps: the module around the decoder, and the sizes of their signatures."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.steps.step import StepSizes, tensor
+from draftwood.compiler.steps.step import StepSizes
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder, StepOutput
-from draftwood.manifest import TensorSignature
+from draftwood.contract import Sizes
 
 # T rows, L layers, K key/value heads, D head dimension
 
@@ -40,23 +40,18 @@ def cache_shape(config: TeacherConfig, slots: int, form: Form) -> tuple[int, int
     return (slots, kv_heads * dim) if form == "npu" else (kv_heads * slots, dim)
 
 
-def commit_inputs(config: TeacherConfig, sizes: StepSizes) -> list[TensorSignature]:
-    """The rows that a static step moves from the branch into the caches before it writes its own rows."""
-    branch = (config.layers, 2, sizes.branch_rows, config.kv_heads, config.head_dim)
-    return [
-        tensor("committed", "int64", 1),
-        tensor("accepted", "int64", 1),
-        tensor("path", "int64", sizes.path_rows),
-        tensor("branch", sizes.dtype, *branch),
-    ]
+def teacher_sizes(decoder: Decoder, rows: int | str = "R", all_rows: int | str = "T") -> Sizes:
+    """The sizes of a step's results: of logits and choices of ``rows`` rows, and of the features that a drafter reads,
+    which are those of all rows if they come from inside the teacher."""
+    width = {"V": decoder.config.vocabulary, "W": decoder.feature_width}
+    return {"R": rows, "X": all_rows if decoder.aux_layers else rows, **width}
 
 
-def teacher_outputs(
-    decoder: Decoder, rows: int | str, all_rows: int | str, dtype: str = "float32"
-) -> list[TensorSignature]:
-    """Logits and choices of ``rows`` rows, and the features that the drafter reads."""
-    return [
-        tensor("logits", dtype, rows, decoder.config.vocabulary),
-        tensor("choice", "int64", rows),
-        tensor("features", dtype, all_rows if decoder.aux_layers else rows, decoder.feature_width),
-    ]
+def commit_sizes(config: TeacherConfig, sizes: StepSizes) -> Sizes:
+    """The sizes of what a static step moves from the branch into the caches before it writes its own rows."""
+    return {"P": sizes.path_rows, "J": branch_shape(config, sizes.branch_rows)}
+
+
+def branch_shape(config: TeacherConfig, rows: int) -> tuple[int, ...]:
+    """A branch of so many rows of every cache."""
+    return (config.layers, 2, rows, config.kv_heads, config.head_dim)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.steps.accept import Draws, draws_in, walked
+from draftwood.compiler.steps.accept import Draws, accept_parts, accept_sizes, draws_in, walked
 from draftwood.compiler.steps.draw import Settings, greedy, sampled
-from draftwood.compiler.steps.step import Step, StepSizes, cached, tensor
-from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, teacher_outputs
+from draftwood.compiler.steps.step import Step, StepSizes, signed
+from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, commit_sizes, teacher_sizes
 from draftwood.compiler.teachers.decoder import Decoder
-from draftwood.manifest import StepSignature, TensorSignature, cache_names, text_name, texts_accept_name, texts_name
-from draftwood.noise import ROUNDS
+from draftwood.manifest import StepSignature, cache_names, text_name, texts_accept_name, texts_name
 
 # B texts, T rows of each, X = B * T, P places of a path, V vocabulary, F features, L levels
 
@@ -40,32 +39,16 @@ def verify_texts_step(decoder: Decoder, sizes: StepSizes, texts: int, rows: int,
     """Verification of a tree of ``rows`` rows for each of ``texts`` texts at KV length ``slots``, in the NPU's form."""
     config = decoder.config
     pooled, width = cache_shape(config, slots, "npu")
-    branch = (config.layers, 2, max(rows, sizes.branch_rows), config.kv_heads, config.head_dim)
-    names = [str(text) for text in range(texts)]
-    inputs = [
-        tensor("tokens", "int64", texts, rows),
-        tensor("depths", "int64", texts, rows),
-        tensor("visible", "bool", texts, rows, rows),
-        tensor("committed", "int64", texts),
-        tensor("accepted", "int64", texts),
-        *(tensor(text_name(n, "path"), "int64", sizes.path_rows) for n in names),
-        *(tensor(text_name(n, "branch"), sizes.dtype, *branch[:2], sizes.branch_rows, *branch[3:]) for n in names),
-    ]
-    outputs = [
-        *teacher_outputs(decoder, texts * rows, texts * rows, sizes.dtype),
-        *(tensor(text_name(n, "branch.out"), sizes.dtype, *branch) for n in names),
-    ]
-    signature = cached(
-        cache_names(config.layers),
+    results = teacher_sizes(decoder, texts * rows, texts * rows)
+    signature = signed(
         texts_name(texts, rows, slots),
         "texts",
-        inputs,
-        outputs,
-        (texts * pooled, width),
-        rows,
-        slots,
-        sizes.dtype,
-        texts,
+        {"B": texts, "T": rows, **results, **commit_sizes(config, sizes)},
+        dict.fromkeys(cache_names(config.layers), (texts * pooled, width)),
+        rows=rows,
+        slots=slots,
+        dtype=sizes.dtype,
+        batch=texts,
     )
     return Step(VerifyTextsStep(decoder, "npu", sizes.branch_rows), signature, read=2 * texts)
 
@@ -106,38 +89,11 @@ def accept_texts_step(
     draws: Draws, sizes: StepSizes, texts: int, rows: int, vocabulary: int, features: int = 0, kept_rows: int = 0
 ) -> Step:
     """Acceptance for trees of ``rows`` rows of ``texts`` texts; the rest as in `accept.accept_step`."""
-    names = [str(text) for text in range(texts)]
-    inputs = [
-        tensor("logits", sizes.dtype, texts * rows, vocabulary),
-        *(tensor(name, "int64", texts, rows) for name in ("tokens", "parents", "depths")),
-        tensor("visible", "bool", texts, rows, rows),
-        *([tensor("features", sizes.dtype, texts * rows, features)] if features else []),
-        *(_draw_inputs(texts, sizes.path_rows) if draws == "sampled" else []),
-    ]
-    outputs = [
-        tensor("drawn", "int64", texts, rows),
-        tensor("sure", "bool", texts, rows),
-        tensor("path", "int64", texts, sizes.path_rows),
-        tensor("length", "int64", texts),
-        *(tensor(text_name(n, "features.out"), sizes.dtype, kept_rows, features) for n in names if features),
-    ]
-    signature = StepSignature(
-        name=texts_accept_name(draws, texts, rows),
-        kind="accept-texts",
-        rows=rows,
-        slots=0,
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        aliases={},
-        batch=texts,
-    )
+    numbers = accept_sizes(rows, sizes, vocabulary, features, kept_rows)
+    name, parts = texts_accept_name(draws, texts, rows), accept_parts(draws, features)
+    numbers |= {"B": texts, "R": texts * rows, "X": texts * rows, "L": texts * sizes.path_rows}
+    signature = signed(name, "accept-texts", numbers, {}, rows=rows, dtype=sizes.dtype, batch=texts, parts=parts)
     return Step(AcceptTextsStep(draws, texts, sizes.path_rows, kept_rows), signature)
-
-
-def _draw_inputs(texts: int, levels: int) -> list[TensorSignature]:
-    """`accept.draw_inputs` of all texts, one after the other."""
-    numbers = [tensor(name, "float32", texts) for name in ("temperature", "top_k", "top_p")]
-    return [tensor("keys", "int32", 3, ROUNDS, texts * levels), *numbers]
 
 
 def rebuilt_texts(signature: StepSignature, decoder: Decoder) -> Step:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from draftwood.compiler.steps.step import Step, StepSizes, cached, tensor
-from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, commit_inputs, teacher_outputs
+from draftwood.compiler.steps.step import Step, StepSizes, signed
+from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, commit_sizes, teacher_sizes
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import cache_names
@@ -29,29 +29,13 @@ def verify_step(
     config = decoder.config
     decode = rows == 1 if decode is None else decode
     name = f"decode-kv{slots}" if decode else f"verify-t{rows}-kv{slots}"
-    inputs = [
-        tensor("tokens", "int64", rows),
-        tensor("depths", "int64", rows),
-        tensor("visible", "bool", rows, rows),
-    ]
-    branch = tensor(
-        "branch.out",
-        sizes.dtype,
-        config.layers,
-        2,
-        max(rows, sizes.branch_rows),
-        config.kv_heads,
-        config.head_dim,
-    )
-    signature = cached(
-        cache_names(config.layers),
+    signature = signed(
         name,
         "decode" if decode else "verify",
-        inputs + commit_inputs(config, sizes),
-        [*teacher_outputs(decoder, rows, rows, sizes.dtype), branch],
-        cache_shape(config, slots, form),
-        rows,
-        slots,
-        sizes.dtype,
+        {"T": rows, **teacher_sizes(decoder, rows, rows), **commit_sizes(config, sizes)},
+        dict.fromkeys(cache_names(config.layers), cache_shape(config, slots, form)),
+        rows=rows,
+        slots=slots,
+        dtype=sizes.dtype,
     )
     return Step(VerifyStep(decoder, form, sizes.branch_rows), signature)

@@ -13,18 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood.compiler.steps.accept import Draws, draw_inputs
+from draftwood.compiler.steps.accept import Draws
 from draftwood.compiler.steps.noise import level_noise
 from draftwood.compiler.steps.step import DTYPES, Step, tensor
 from draftwood.compiler.steps.tree_rows import TreeRows
+from draftwood.contract import COMMIT, COMMITTED, DRAWS, LOGITS, NEXT_BRANCH, RENAMED, TOLD, names_of, tensors
 from draftwood.manifest import StepSignature, TensorSignature, whole_name
 
 # T rows, P places of a path, D levels, U draft vocabulary, V vocabulary
-
-# The outputs of a draft that the host has to know; the rest of a budget tree follows from its parents.
-TOLD = ("drafted", "candidates", "scores", "parents")
-# Inputs of the parts that have another name here, for two parts would have one of that name.
-DRAFT_INPUTS = {"features": "features.in", "accepted": "waiting"}
 
 
 class WholeParts(NamedTuple):
@@ -63,7 +59,7 @@ class WholeStep(nn.Module):
         if draft is None:
             return {}
         noise = next(spec for spec in draft.signature.inputs if spec.name == "noise")
-        read = {name: given[DRAFT_INPUTS.get(name, name)] for name in _held(draft) - {"noise"}}
+        read = {name: given[RENAMED.get(name, name)] for name in _held(draft) - {"noise"}}
         return _ran(draft, read | {"noise": self._noise(noise, given)})
 
     def _noise(self, spec: TensorSignature, given: Mapping[str, Tensor]) -> Tensor:
@@ -100,15 +96,17 @@ def whole_step(gear: str, draws: Draws, parts: WholeParts, vocabulary: int) -> S
 def _inputs(draws: Draws, draft: Step | None, verify: StepSignature, accept: StepSignature) -> list[TensorSignature]:
     """The root, the tokens that the drafter has not seen, the last path, and the settings of the draws."""
     waiting = (
-        [spec for spec in draft.signature.inputs if spec.name in ("tokens", "features", "accepted")] if draft else []
+        [spec for spec in draft.signature.inputs if spec.name not in (COMMITTED, "noise", *draft.signature.caches)]
+        if draft
+        else []
     )
-    commit = [spec for spec in verify.inputs if spec.name in ("committed", "accepted", "path", "branch")]
+    commit = [spec for spec in verify.inputs if spec.name in names_of(COMMIT)]
     places = next(int(spec.shape[0]) for spec in accept.outputs if spec.name == "path")
     return [
         tensor("root", "int64", 1),
-        *(_named(spec, DRAFT_INPUTS.get(spec.name, spec.name)) for spec in waiting),
+        *(_named(spec, RENAMED.get(spec.name, spec.name)) for spec in waiting),
         *commit,
-        *(draw_inputs(places) if draws == "sampled" else []),
+        *(tensors(DRAWS, {"L": places}, "float32", {"draws"}) if draws == "sampled" else []),
     ]
 
 
@@ -117,7 +115,7 @@ def _outputs(parts: WholeParts) -> list[TensorSignature]:
     draft, verify, accept = parts.draft, parts.verify.signature, parts.accept.signature
     reported = [spec for spec in draft.signature.outputs if spec.name in TOLD] if draft else []
     classes = len(getattr(parts.rows, "bounds_C", ()))
-    reads = {"logits", "branch.out"} | {spec.name for spec in accept.inputs if spec.name == "features"}
+    reads = {LOGITS.name, NEXT_BRANCH.name} | {spec.name for spec in accept.inputs if spec.name == "features"}
     return [
         *reported,
         *([tensor("class", "int64", 1)] if classes else []),

@@ -16,6 +16,7 @@ from draftwood.compiler.targets.storage import FP32, Storage, nbits, w8a8
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.contract import texts_signature
 from draftwood.errors import RequestError
 
 FOLDER = "onnx"
@@ -67,7 +68,7 @@ class OnnxTarget(Target):
         for step in steps:
             signature = step.signature
             lowering.progress(signature.name)
-            several = [m.texts_signature(signature, texts) for texts in shapes.batches if _shares(signature, texts)]
+            several = [texts_signature(signature, texts) for texts in shapes.batches if _shares(signature, texts)]
             path, traced = lowering.folder / FOLDER / f"{signature.name}.onnx", shorts.get(signature.name)
             rest = spans, Path(WEIGHTS_FILE).name, path, several
             try:

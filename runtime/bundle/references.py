@@ -8,15 +8,27 @@ those are opened (`sessions`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
+from draftwood.contract import (
+    BRANCH,
+    GIVES,
+    NEXT_BRANCH,
+    REPEATED,
+    TAKES,
+    Sizes,
+    ends_of,
+    names_of,
+    sized,
+    texts_signature,
+)
 from draftwood.errors import BundleError
 from draftwood.manifest import (
     BLOCK_SLOTS,
     MANIFEST_FILE,
-    TEACHER_RESULTS,
     Gear,
+    GraphSet,
     GraphSignature,
     Manifest,
     TensorSignature,
@@ -25,42 +37,14 @@ from draftwood.manifest import (
     draft_cache_names,
     heads_of_rank,
     settled_names,
-    text_name,
-    texts_signature,
     whole_name,
 )
-from draftwood.noise import ROUNDS
 from draftwood.trees.spec import grown_nodes
 
 # Kinds that are static always; drafts are where they have a KV length.
 _STATIC = ("prefill", "decode", "verify", "accept", "whole", "texts", "accept-texts")
-_COMMIT = {"committed", "accepted", "path", "branch"}
-_ROWS = {"tokens", "depths", "visible", *_COMMIT}
-_TEACHER = {*TEACHER_RESULTS}
-_WAITING = {"tokens", "features", "committed", "accepted"}
-# Kinds of several texts, by the kind of one text that they repeat.
-_REPEATED = {"batch": "step", "draft-texts": "draft"}
-# Inputs and outputs of the teacher's graphs by kind, besides caches.
-INPUTS = {
-    "step": {"rows", "tokens", "queries", "results", "positions", "bias", "last", "total"},
-    "bitwise": {"tokens", "positions", "rows", "index", "bias", "home", "weight", "chain", "nothing"},
-    "prefill": {"tokens", "last", *_COMMIT},
-    "decode": _ROWS,
-    "verify": _ROWS,
-}
-# What an accept graph takes: rows of a tree, and where it draws with noise how.
-_ACCEPT = {"logits", "tokens", "parents", "depths", "visible"}
-_DRAWS = {"keys", "temperature", "top_k", "top_p"}
-_PATH = {"drawn", "sure", "path", "length"}
-_BRANCHING = {*_TEACHER, "branch.out"}
-# What a whole step takes of draft, verify and acceptance, and gives of them; of a budget tree its parents alone.
-_WHOLE = {"root", *_COMMIT}
-_WHOLE_WAITING = {"tokens", "waiting", "features.in"}
-_WHOLE_GIVES = {"drawn", "sure", "path.out", "length", "logits", "branch.out"}
-OUTPUTS = dict.fromkeys(INPUTS, _TEACHER) | dict.fromkeys(("decode", "verify"), _BRANCHING)
-# What a draft graph gives: ranked candidates of every level, or the tokens of a tree, or those and the tree itself.
-RANKED, DRAFTED = {"candidates", "scores"}, {"drafted", "scores"}
-CHOSEN = {*DRAFTED, "parents", "depths", "mask", "paths"}
+# Results of a draft, of which a graph has one form; in a whole step besides the class of a tree.
+_DRAFTS = ("heads", "drafted", "chosen")
 
 
 def check_references(manifest: Manifest, where: str) -> None:
@@ -78,7 +62,7 @@ def faults(manifest: Manifest) -> Iterator[str]:
     for lowered in manifest.graph_sets:
         for graph in lowered.graphs:
             # One that repeats another is held to that, below.
-            apart = [] if graph.kind in _REPEATED else [*_kind(graph), *_shapes(graph, manifest, lowered.ranks)]
+            apart = [] if graph.kind in REPEATED else [*_kind(graph), *_shapes(graph, manifest, lowered)]
             aliases = [*_aliases(graph), *apart]
             yield from (f"graph {graph.name}: {fault}" for fault in aliases)
     for graphs in graph_sets(manifest):
@@ -177,97 +161,88 @@ def _aliases(graph: GraphSignature) -> Iterator[str]:
 
 def _repeats(graph: GraphSignature, graphs: tuple[GraphSignature, ...]) -> Iterator[str]:
     """A graph that steps or drafts for several texts takes and gives for each what some graph does for one."""
-    if graph.kind in _REPEATED:
-        alone = (single for single in graphs if single.kind == _REPEATED[graph.kind] and graph.batch > 1)
+    if graph.kind in REPEATED:
+        alone = (single for single in graphs if single.kind == REPEATED[graph.kind] and graph.batch > 1)
         if graph not in (texts_signature(single, graph.batch).frozen_in(graph.file) for single in alone):
             yield f"serves {graph.batch} texts; expected 2 or more, and of each what a graph of one takes and gives"
 
 
 def _kind(graph: GraphSignature) -> Iterator[str]:
     """The inputs and outputs that the graph's kind is called with."""
-    small = {spec.name for spec in graph.inputs} - set(graph.aliases.values())
+    small = [spec.name for spec in graph.inputs if spec.name not in graph.aliases.values()]
     if graph.kind == "bitwise":  # it reads a settled part of every cache that it writes
-        small -= set(settled_names(len(graph.aliases) // 2))
-    results = set(graph.results)
-    if graph.kind in ("texts", "accept-texts"):
-        expected, outputs = _texts_ends(graph, small)
-        if graph.batch < 2:
-            yield f"serves {graph.batch} texts; expected 2 or more"
-    elif graph.kind in INPUTS:
-        expected, outputs = INPUTS[graph.kind], [OUTPUTS[graph.kind]]
-    elif graph.kind == "extend":
-        expected, outputs = _WAITING, [{"hidden"}]
-    elif graph.kind == "whole":
-        expected, outputs = _whole_ends(graph, small, results)
-    elif graph.kind == "accept":
-        read = small & {"features"}
-        expected = _ACCEPT | read | (_DRAWS if small & _DRAWS else set())
-        outputs = [_PATH | ({"features.out"} if read else set())]
-    else:
-        expected = (_WAITING if graph.aliases else {"features"}) | (small & {"noise"})
-        outputs = [RANKED, DRAFTED, CHOSEN]
-    if small != expected:
-        yield f"takes {sorted(small)} beside caches; expected {sorted(expected)} of kind {graph.kind}"
-    if results not in outputs:
-        yield f"gives {sorted(results)} beside caches; expected {' or '.join(str(sorted(o)) for o in outputs)}"
+        settled = settled_names(len(graph.aliases) // 2)
+        small = [name for name in small if name not in settled]
+    takes, gives = _forms(graph)
+    if sorted(small) != sorted(takes):
+        yield f"takes {sorted(small)} beside caches; expected {sorted(takes)} of kind {graph.kind}"
+    if set(graph.results) not in [set(form) for form in gives]:
+        yield f"gives {sorted(graph.results)} beside caches; expected {' or '.join(str(sorted(o)) for o in gives)}"
+    if (graph.kind in ("texts", "accept-texts")) != (graph.batch > 1):
+        yield f"serves {graph.batch} texts; expected 2 or more of graphs for several, else 1"
     if not graph.static and (graph.slots or graph.kind in _STATIC):
         yield f"has sizes that are chosen at run time; expected a static shape of kind {graph.kind}"
     if graph.static and graph.aliases and not graph.slots:
         yield "has caches of a fixed size, and no KV length; expected both or neither"
 
 
-def _texts_ends(graph: GraphSignature, small: set[str]) -> tuple[set[str], list[set[str]]]:
-    """Inputs and outputs of a static graph of several texts besides caches: branch and path of every text, the rest of
-    all together; of acceptance the features of every text."""
-    texts = range(graph.batch)
-    if graph.kind == "texts":
-        each = {text_name(text, name) for text in texts for name in ("path", "branch")}
-        return _ROWS - {"path", "branch"} | each, [_TEACHER | {text_name(text, "branch.out") for text in texts}]
-    read = small & {"features"}
-    expected = _ACCEPT | read | (_DRAWS if small & _DRAWS else set())
-    return expected, [_PATH | ({text_name(text, "features.out") for text in texts} if read else set())]
+def _forms(graph: GraphSignature) -> tuple[list[str], list[list[str]]]:
+    """Inputs of a graph of this kind besides caches, and its outputs in every form that goes with these inputs."""
+    has = {spec.name for spec in graph.inputs}
+    reads = any(name in has for name in ("features", "features.in"))
+    parts = {
+        "draws": "keys" in has,
+        "noise": "noise" in has,
+        "drafts": reads,
+        "features": reads if graph.kind != "whole" else any(spec.name == "features.out" for spec in graph.outputs),
+        "cached": any(name in set(draft_cache_names(1)) for name in graph.caches),
+    }
+    there = {part for part, has_part in parts.items() if has_part}
+    drafted = [{form} for form in _DRAFTS] if graph.kind == "draft" else [set[str]()]
+    if graph.kind == "whole" and reads:
+        drafted = [{"heads"}, {"heads", "class"}, {"drafted"}, {"chosen"}]
+    takes, gives = TAKES[graph.kind], GIVES[graph.kind]
+    return names_of(takes, there, graph.batch), [names_of(gives, there | form, graph.batch) for form in drafted]
 
 
-def _whole_ends(graph: GraphSignature, small: set[str], results: set[str]) -> tuple[set[str], list[set[str]]]:
-    """Inputs and outputs of a whole step besides caches, in one of the forms that it has."""
-    drafts, states = small & {"features.in"}, results & {"features", "features.out"}
-    waiting = _WHOLE_WAITING if set(graph.caches) & set(draft_cache_names(1)) else {"features.in"}
-    expected = _WHOLE | (waiting if drafts else set()) | (_DRAWS if small & _DRAWS else set())
-    gives = _WHOLE_GIVES | ({"features", "features.out"} if states else set())
-    reported = [RANKED, RANKED | {"class"}, DRAFTED, DRAFTED | {"parents"}] if drafts else [set()]
-    return expected, [gives | result for result in reported]
-
-
-def _shapes(graph: GraphSignature, manifest: Manifest, ranks: int) -> Iterator[str]:
-    """Sizes by the manifest's dims: of each tensor the product of its sizes, or the last of them; of caches and branch
-    a rank has its own heads."""
-    dims, drafter = manifest.dims, manifest.drafter
+def _shapes(graph: GraphSignature, manifest: Manifest, lowered: GraphSet) -> Iterator[str]:
+    """Sizes and types by the contract of the graph's kind; of caches and branch a rank has its own heads."""
+    dims, drafter, ranks = manifest.dims, manifest.drafter, lowered.ranks
     drafts = graph.kind in ("draft", "extend")
     if drafts and drafter is None:
         yield "drafts, but the manifest has no drafter"
         return
-    layers, heads, width = dims.layers, dims.kv_heads, dims.head_dim
-    if drafts and drafter is not None:
-        layers, heads, width = drafter.layers, drafter.kv_heads, drafter.head_dim
-    layers = 0 if graph.kind in ("accept", "accept-texts") else layers
-    heads = heads_of_rank(heads, ranks)
+    layers = 0 if graph.kind in ("accept", "accept-texts") else drafter.layers if drafts and drafter else dims.layers
     of_drafter = _draft_caches(graph, manifest)
     if graph.caches != [*of_drafter, *([] if drafts else cache_names(layers))]:
         yield f"has caches {graph.caches}; expected key and value of {layers} layers, in order"
     settled = settled_names(layers) if graph.kind == "bitwise" else []
     slots = BLOCK_SLOTS if settled else graph.slots or 1
+    row = heads_of_rank(dims.kv_heads, ranks) * dims.head_dim
     pooled = graph.batch if graph.kind == "texts" else 1
-    caches = dict.fromkeys((*graph.caches, *settled), heads * width * slots * pooled)
+    caches = dict.fromkeys((*graph.caches, *settled), row * slots * pooled)
     if of_drafter and drafter is not None:
         caches |= dict.fromkeys(of_drafter, heads_of_rank(drafter.kv_heads, ranks) * drafter.head_dim * slots)
-    pairs = {"logits": dims.vocabulary}
-    pairs |= dict.fromkeys(("features", "features.in", "features.out"), drafter.features) if drafter else {}
-    expected = _sizes(graph, manifest, ranks) | caches
+    ends, sizes = ends_of(graph), _sizes(graph, manifest)
     for spec in (*graph.inputs, *graph.outputs):
-        if spec.name in expected and _elements(spec) != expected[spec.name]:
-            yield f"{_shown(spec)}; expected {expected[spec.name]} elements, run-time sizes aside"
-        if spec.name in pairs and spec.shape[-1:] != (pairs[spec.name],):
-            yield f"{_shown(spec)}; expected rows of {pairs[spec.name]}"
+        end = ends.get(spec.name)
+        if end is None:
+            cache = spec.name.removesuffix(".out")
+            if cache in caches and _elements(spec) != caches[cache]:
+                yield f"{_shown(spec)}; expected {caches[cache]} elements, run-time sizes aside"
+        elif end.name in (BRANCH.name, NEXT_BRANCH.name):
+            branch = 2 * dims.layers * row
+            rows = max(_elements(spec) // branch, dims.branch_rows)  # an NPU pads that of a bundle without trees
+            if _elements(spec) != rows * branch:
+                yield f"{_shown(spec)}; expected {rows * branch} elements"
+        elif not _fits(spec, sized(end, sizes)) or (end.dtype and spec.dtype != end.dtype):
+            yield f"{_shown(spec)}; expected {f'{end.dtype} {list(sized(end, sizes))}'.lstrip()}"
+
+
+def _fits(spec: TensorSignature, shape: Sequence[int | str]) -> bool:
+    """Whether a tensor has these sizes; a letter stands for any."""
+    pairs = zip(spec.shape, shape, strict=False)
+    return len(spec.shape) == len(shape) and all(isinstance(size, str) or own == size for own, size in pairs)
 
 
 def _draft_caches(graph: GraphSignature, manifest: Manifest) -> list[str]:
@@ -277,67 +252,21 @@ def _draft_caches(graph: GraphSignature, manifest: Manifest) -> list[str]:
     return draft_cache_names(manifest.drafter.layers) if drafts and manifest.drafter else []
 
 
-def _sizes(graph: GraphSignature, manifest: Manifest, ranks: int) -> dict[str, int]:
-    """Elements of the inputs and outputs that an engine fills or reads, by name."""
-    dims, rows = manifest.dims, graph.rows or 1
-    sizes = {"tokens": rows, "committed": 1, "accepted": 1}
-    row = dims.layers * 2 * heads_of_rank(dims.kv_heads, ranks) * dims.head_dim
-    if graph.kind == "bitwise":
-        return dict.fromkeys(INPUTS["bitwise"], 1) | {"index": 3}
-    if graph.kind == "step":
-        return dict.fromkeys(INPUTS["step"], 1) | {"results": 2}
-    if graph.kind == "accept":
-        return _accept_sizes(rows, manifest)
-    if graph.kind == "texts":
-        return _texts_sizes(graph, manifest, row)
-    if graph.kind == "accept-texts":
-        single, texts = _accept_sizes(rows, manifest), range(graph.batch)
-        all_of = {name: size * graph.batch for name, size in single.items() if name != "features.out"}
-        return all_of | {
-            text_name(text, "features.out"): single["features.out"] for text in texts if "features.out" in single
-        }
-    if graph.kind in ("prefill", "decode", "verify", "whole"):
-        branch = next((_elements(spec) for spec in graph.inputs if spec.name == "branch"), 0)
-        padded = max(branch // row, dims.branch_rows)  # an NPU pads the branch of a bundle without trees
-        sizes |= {"path": dims.path_rows, "last": 1, "branch": padded * row, "branch.out": padded * row}
-        sizes |= {"depths": rows, "visible": rows**2, "choice": 1 if graph.kind == "prefill" else rows}
-    if graph.kind == "whole":
-        sizes |= _whole_sizes(graph, manifest)
-    if manifest.drafter and "candidates" in graph.results:
-        ranked = manifest.drafter.levels * manifest.drafter.candidates
-        sizes |= {"candidates": ranked, "scores": ranked}
-    return sizes
-
-
-def _texts_sizes(graph: GraphSignature, manifest: Manifest, row: int) -> dict[str, int]:
-    """Sizes of a graph that verifies the rows of several texts; ``row`` are the elements of a row of a branch."""
-    dims, rows, texts = manifest.dims, graph.rows, range(graph.batch)
-    sizes = {"tokens": rows, "depths": rows, "visible": rows**2, "choice": rows, "committed": 1, "accepted": 1}
-    sizes |= {"logits": rows * dims.vocabulary}
-    branch = next((_elements(spec) for spec in graph.inputs if spec.name == text_name(0, "branch")), 0)
-    padded = max(branch // row, dims.branch_rows)
-    each = {"path": dims.path_rows, "branch": padded * row, "branch.out": padded * row}
-    all_of = {name: size * graph.batch for name, size in sizes.items()}
-    return all_of | {text_name(text, name): size for text in texts for name, size in each.items()}
-
-
-def _whole_sizes(graph: GraphSignature, manifest: Manifest) -> dict[str, int]:
-    """Of what a whole step adds to its verify step's."""
-    rows, places = graph.rows, manifest.dims.path_rows
-    sizes = _accept_sizes(rows, manifest)
-    features = next((_elements(spec) for spec in graph.outputs if spec.name == "features.out"), 0)
-    sizes |= {"tokens": places, "waiting": 1, "root": 1, "path.out": places, "class": 1, "features.in": features}
-    return sizes | {"drafted": rows - 1, "parents": rows, "scores": rows - 1}
-
-
-def _accept_sizes(rows: int, manifest: Manifest) -> dict[str, int]:
-    dims, drafter = manifest.dims, manifest.drafter
-    sizes = {"tokens": rows, "parents": rows, "depths": rows, "visible": rows**2, "drawn": rows, "sure": rows}
-    sizes |= {"logits": rows * dims.vocabulary, "path": dims.path_rows, "length": 1}
-    sizes |= {"keys": 3 * ROUNDS * dims.path_rows, "temperature": 1, "top_k": 1, "top_p": 1}
-    if drafter:  # one without caches reads the last row of a path alone
-        path_rows = dims.path_rows if drafter.layers else 1
-        sizes |= {"features": rows * drafter.features, "features.out": path_rows * drafter.features}
+def _sizes(graph: GraphSignature, manifest: Manifest) -> Sizes:
+    """The sizes of inputs and outputs that the manifest tells, by their letters in the contract."""
+    dims, drafter, rows = manifest.dims, manifest.drafter, graph.rows
+    sizes: dict[str, int] = {"W": drafter.features} if drafter else {}
+    if drafter and "candidates" in graph.results:
+        sizes |= {"D": drafter.levels, "K": drafter.candidates}
+    if graph.kind in ("draft", "extend"):  # of a draft's tree see `_draft`
+        return sizes | ({"N": rows} if rows else {})
+    sizes |= {"V": dims.vocabulary, "P": dims.path_rows, "L": dims.path_rows * graph.batch}
+    if graph.static:
+        kept_rows = dims.path_rows if drafter and drafter.layers else 1  # one without caches reads a path's last row
+        sizes |= {"B": graph.batch, "T": rows, "M": rows - 1, "G": kept_rows}
+        sizes |= dict.fromkeys("RX", 1 if graph.kind == "prefill" else rows * graph.batch)
+    if graph.kind == "prefill":
+        del sizes["X"]
     return sizes
 
 

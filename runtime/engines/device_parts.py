@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 from numpy.typing import NDArray
 
+from draftwood.contract import lives
 from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature, whole_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.device_texts import DeviceTexts, Launched
 from draftwood.runtime.engines.executor import Executor
-from draftwood.runtime.engines.inputs import draws_of, fill_commit, fill_settings, fill_tree
-from draftwood.runtime.engines.sessions import allocate, fixed
+from draftwood.runtime.engines.inputs import branches, draws_of, fill_commit, fill_settings, fill_tree, host_inputs
+from draftwood.runtime.engines.sessions import fixed
 from draftwood.runtime.speculation.draft_cache import DeviceRows
 from draftwood.runtime.speculation.drafting import Drafting
 from draftwood.runtime.speculation.kv_cache import Buffer
@@ -29,10 +30,6 @@ from draftwood.runtime.speculation.step import Draft, Taken
 from draftwood.trees import Accepted, walk
 
 # T rows of a graph, V vocabulary, F features
-
-# What a verify step leaves on the device, and what else of a step may lie there.
-KEPT = ("logits", "features")
-STAYS = (*KEPT, "features.out", "features.in", "noise")
 
 # Runs the tree's rows after the text, and leaves the outputs that the last argument gives buffers for.
 Launch = Callable[[GraphSignature, SequenceState, Draft, dict[str, Buffer]], object]
@@ -205,7 +202,7 @@ class DeviceParts:
     ) -> tuple[dict[str, NDArray], dict[str, Buffer]]:
         """Inputs of a whole step: small inputs, and what lies on the device."""
         inputs, kv = self._small(graph), state.kv
-        buffers = {"branch": kv.branch, "branch.out": kv.next_branch(kv.padded), **self._kept_of(graph)}
+        buffers = branches(graph, kv) | self._kept_of(graph)
         caches = kv.buffers
         inputs["root"][0] = state.root
         fill_commit(inputs, kv)
@@ -234,7 +231,8 @@ class DeviceParts:
     def _kept_of(self, graph: GraphSignature) -> dict[str, Buffer]:
         """Where a graph leaves logits and features, by output."""
         if graph.rows not in self._kept:
-            specs = {spec.name: spec for spec in graph.outputs if spec.name in KEPT}
+            left = lives(graph, "device")
+            specs = {spec.name: spec for spec in graph.outputs if spec.name in left}
             self._kept[graph.rows] = {name: self._executor.zeros(fixed(spec)) for name, spec in specs.items()}
         return self._kept[graph.rows]
 
@@ -249,10 +247,7 @@ class DeviceParts:
     def _small(self, graph: GraphSignature) -> dict[str, NDArray]:
         """The inputs that the host writes; of features those of a whole step may lie with the host, too."""
         if graph.name not in self._inputs:
-            on_device = {"branch", *KEPT, *graph.caches}
-            self._inputs[graph.name] = {
-                spec.name: allocate(spec) for spec in graph.inputs if spec.name not in on_device
-            }
+            self._inputs[graph.name] = host_inputs(graph, "either")
         return self._inputs[graph.name]
 
 

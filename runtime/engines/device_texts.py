@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.contract import ACCEPTED, COMMITTED, lives
 from draftwood.manifest import GraphSignature, text_name
 from draftwood.runtime.engines.executor import Executor
-from draftwood.runtime.engines.inputs import fill_commit, fill_settings, fill_tree
-from draftwood.runtime.engines.sessions import allocate, fixed
-from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
+from draftwood.runtime.engines.inputs import branches, fill_commit, fill_settings, fill_tree, host_inputs
+from draftwood.runtime.engines.sessions import fixed
 from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft
@@ -105,7 +105,7 @@ class DeviceTexts:
     def _rows(self, graph: GraphSignature, lines: Sequence[Line]) -> dict[str, NDArray]:
         """The small inputs of a verify launch."""
         inputs = self._emptied(graph)
-        inputs["committed"][:], inputs["accepted"][:] = 0, NOBODY
+        inputs[COMMITTED][:], inputs[ACCEPTED][:] = 0, NOBODY
         for number in range(graph.batch):
             inputs[text_name(number, "path")][:] = 0
         for line in lines:
@@ -116,17 +116,15 @@ class DeviceTexts:
 
     def _branches(self, graph: GraphSignature, lines: Sequence[Line]) -> dict[str, Buffer]:
         """Where every line reads the last rows and leaves its own; a line that is nobody's has memory for nothing."""
-        ends = {"in": graph.inputs, "out": graph.outputs}
+        ends, stays = {"in": graph.inputs, "out": graph.outputs}, lives(graph, "sequence")
         filled = {
             spec.name: self._nobody(end, fixed(spec))
             for end, specs in ends.items()
             for spec in specs
-            if spec.name.endswith(("branch", "branch.out"))
+            if spec.name in stays
         }
         for line in lines:
-            kv: DeferredKvCache = line.state.kv
-            filled[text_name(line.number, "branch")] = kv.branch
-            filled[text_name(line.number, "branch.out")] = kv.next_branch(kv.padded)
+            filled |= branches(graph, line.state.kv, line.number)
         return filled
 
     def _fill_accept(self, line: Line, inputs: dict[str, NDArray], lines: int) -> None:
@@ -142,9 +140,7 @@ class DeviceTexts:
     def _emptied(self, graph: GraphSignature) -> dict[str, NDArray]:
         """The inputs that the host writes, every row its own root; settings that divide by nothing."""
         if graph.name not in self._inputs:
-            on_device = {*graph.caches, "logits", "features"}
-            small = [s for s in graph.inputs if s.name not in on_device and not s.name.endswith("branch")]
-            self._inputs[graph.name] = {spec.name: allocate(spec) for spec in small}
+            self._inputs[graph.name] = host_inputs(graph)
         inputs = self._inputs[graph.name]
         inputs["tokens"][:], inputs["depths"][:] = 0, 0
         inputs["visible"][:] = np.eye(graph.rows, dtype=np.bool_)
@@ -156,7 +152,8 @@ class DeviceTexts:
         """Where a graph leaves logits and features, by output."""
         size = graph.batch, graph.rows, group
         if size not in self._kept:
-            specs = {spec.name: spec for spec in graph.outputs if spec.name in ("logits", "features")}
+            left = lives(graph, "device")
+            specs = {spec.name: spec for spec in graph.outputs if spec.name in left}
             self._kept[size] = {name: self._executor.zeros(fixed(spec)) for name, spec in specs.items()}
         return self._kept[size]
 
@@ -176,7 +173,7 @@ def _said(told: dict[str, NDArray], buffers: dict[str, Buffer], line: Line) -> S
 def _of_line(inputs: dict[str, NDArray], number: int) -> dict[str, NDArray]:
     """Views of what the inputs say of one line."""
     names = ("tokens", "depths", "visible", "parents")
-    numbers = ("committed", "accepted", "temperature", "top_k", "top_p")
+    numbers = (COMMITTED, ACCEPTED, "temperature", "top_k", "top_p")
     rows = {name: inputs[name][number] for name in names if name in inputs}
     return rows | {name: inputs[name][number : number + 1] for name in numbers if name in inputs}
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.contract import ACCEPTED, BRANCH, COMMITTED, NEXT_BRANCH, Lives, lives
+from draftwood.manifest import GraphSignature, text_name
 from draftwood.noise import keys_of
+from draftwood.runtime.engines.sessions import allocate
 from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
+from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import TreeBuffers
 
@@ -21,11 +25,24 @@ def draws_of(sampling: Sampling) -> str:
     return "greedy" if sampling.greedy else "sampled"
 
 
+def host_inputs(graph: GraphSignature, *besides: Lives) -> dict[str, NDArray]:
+    """Memory of the host for the inputs that it fills at every launch; also for those that live where ``besides``
+    says."""
+    there = lives(graph, "host", *besides)
+    return {spec.name: allocate(spec) for spec in graph.inputs if spec.name in there}
+
+
+def branches(graph: GraphSignature, kv: DeferredKvCache, text: int | str = "") -> dict[str, Buffer]:
+    """Where a graph, or its part for a ``text``, reads the rows of the last tree, and writes its own."""
+    ends = {BRANCH.name: kv.branch, NEXT_BRANCH.name: kv.next_branch(kv.padded)}
+    has = {spec.name for spec in (*graph.inputs, *graph.outputs)}
+    return {name: buffer for end, buffer in ends.items() if (name := text_name(text, end)) in has}
+
+
 def fill_commit(inputs: dict[str, NDArray], kv: DeferredKvCache) -> None:
     """The commit of a step before its own rows: the text's length, and the rows of the branch that are moved."""
     moved = len(kv.moved)
-    inputs["committed"][0] = kv.length
-    inputs["accepted"][0] = moved
+    inputs[COMMITTED][0], inputs[ACCEPTED][0] = kv.length, moved
     # Slots past the moved rows repeat the last: any valid row will do, they are written to the spare slot.
     inputs["path"][:] = kv.moved[-1] if moved else 0
     inputs["path"][:moved] = kv.moved

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from draftwood.contract import lives
 from draftwood.errors import BundleError, RequestError
 from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
@@ -243,7 +244,8 @@ class OnnxExecutor:
 
     def _bound(self, graph: GraphSignature) -> tuple[Bindings, dict[str, NDArray]]:
         bindings = self.bindings(graph)
-        outputs = {s.name: allocate(s) for s in graph.outputs if s.name in graph.results and s.name != "branch.out"}
+        stays = lives(graph, "sequence")
+        outputs = {s.name: allocate(s) for s in graph.outputs if s.name in graph.results and s.name not in stays}
         for name, array in outputs.items():
             bindings.output(name, array)
         return bindings, outputs

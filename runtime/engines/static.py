@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from draftwood.contract import BRANCH, RESULTS, names_of
 from draftwood.errors import BundleError
 from draftwood.manifest import Dims, GraphSignature, heads_of_rank
 from draftwood.runtime.bundle import Bundle
@@ -20,19 +21,16 @@ from draftwood.runtime.engines.chunks import next_rows
 from draftwood.runtime.engines.device_parts import DeviceParts
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.executor import Executor
-from draftwood.runtime.engines.inputs import fill_commit, fill_tree
+from draftwood.runtime.engines.inputs import branches, fill_commit, fill_tree, host_inputs
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.pools import PooledKv, Pools
-from draftwood.runtime.engines.sessions import OnnxExecutor, allocate, fixed
+from draftwood.runtime.engines.sessions import OnnxExecutor, fixed
 from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, token_rows
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, Parts, TeacherOutput
 
 # T rows of a graph, n tokens of a text
-
-# What the host fills for a step; caches and branch lie where the executor has put them.
-_SMALL = {"tokens", "depths", "visible", "last", "committed", "accepted", "path"}
 
 
 class StaticEngine(Engine):
@@ -46,7 +44,7 @@ class StaticEngine(Engine):
         self.graphs = [graph for graph in graphs if graph.kind in ("prefill", "decode", "verify")]
         if not self.graphs:
             raise BundleError(f"{bundle.folder}: holds no such graphs; build it with the --target that makes them")
-        branch = next(spec for spec in self.graphs[0].inputs if spec.name == "branch")
+        branch = next(spec for spec in self.graphs[0].inputs if spec.name == BRANCH.name)
         self._branch_rows = fixed(branch)[2]
         cache = next(spec for spec in self.graphs[0].inputs if spec.name in self.graphs[0].caches)
         # The first size of a cache says how it lies in memory: slots, or slots of every head.
@@ -105,7 +103,7 @@ class StaticEngine(Engine):
         (state,), (draft,) = states, drafts
         graph, rows = self.tree_graph(draft.tree.rows, state.slots), draft.tree.rows
         outputs = self._run_tree(graph, state, draft, {})
-        return [TeacherOutput(*(outputs[name][:rows] for name in ("logits", "choice", "features")))]
+        return [TeacherOutput(*(outputs[name][:rows] for name in names_of(RESULTS)))]
 
     def _run_tree(
         self, graph: GraphSignature, state: SequenceState, draft: Draft, kept: dict[str, Buffer]
@@ -118,16 +116,13 @@ class StaticEngine(Engine):
     def inputs(self, graph: GraphSignature, kv: DeferredKvCache) -> dict[str, NDArray]:
         """The graph's small inputs, of which those that follow from the cache alone are filled in."""
         if graph.name not in self._inputs:
-            self._inputs[graph.name] = {s.name: allocate(s) for s in graph.inputs if s.name in _SMALL}
+            self._inputs[graph.name] = host_inputs(graph)
         fill_commit(self._inputs[graph.name], kv)
         return self._inputs[graph.name]
 
     def buffers(self, graph: GraphSignature, kv: DeferredKvCache) -> dict[str, Buffer]:
         """The buffers that the graph reads and writes on the device, by name."""
-        branches = {"branch": kv.branch}
-        if any(spec.name == "branch.out" for spec in graph.outputs):
-            branches["branch.out"] = kv.next_branch(kv.padded)
-        return branches | dict(zip(graph.caches, kv.buffers, strict=True))
+        return branches(graph, kv) | dict(zip(graph.caches, kv.buffers, strict=True))
 
     def tree_graph(self, rows: int, slots: int) -> GraphSignature:
         """The graph that verifies a tree of ``rows`` rows; BundleError where there is none."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.contract import ACCEPTED, COMMITTED, TAKES, names_of
 from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature, Manifest, TensorSignature, text_name
 from draftwood.runtime.bundle import Bundle
@@ -34,6 +35,9 @@ MOST_WAITING = 256
 # A graph that takes any KV length reads all of it. So a drafter's caches are only as long as the text needs: the next
 # power of two, at least this. A new allocation copies the written rows, once for every doubling of the text.
 LEAST_SLOTS = 256
+
+# The inputs of a draft graph that stand for the rows that it has not seen.
+_FILLED = names_of(TAKES["extend"], {"cached"})
 
 # Launches at most by which a draft is made again for a grammar.
 MOST_AGAIN = 8
@@ -275,15 +279,14 @@ class Drafting:
         if not graph.rows:
             assert features_nF is not None, "a graph of any size is a CPU's"
             filled: dict[str, NDArray] = {"tokens": tokens_n, "features": np.ascontiguousarray(features_nF)}
-            return filled | {"committed": np.array([length + count]), "accepted": np.array([count])}
-        caches = set(graph.caches)
-        small = [spec for spec in graph.inputs if spec.name not in caches and spec.name != "noise"]
+            return filled | {COMMITTED: np.array([length + count]), ACCEPTED: np.array([count])}
+        small = [spec for spec in graph.inputs if spec.name in _FILLED]
         inputs = self._inputs.setdefault((graph.name, place), {spec.name: _zeros(spec) for spec in small})
         if features_nF is not None:
             inputs["features"][:count] = features_nF
         if "tokens" in inputs:
             inputs["tokens"][:count] = tokens_n
-            inputs["committed"][0], inputs["accepted"][0] = length + count, count
+            inputs[COMMITTED][0], inputs[ACCEPTED][0] = length + count, count
         return inputs if features_nF is not None else {n: v for n, v in inputs.items() if n != "features"}
 
     def tree(self, gear: Gear, root: int, outputs: dict[str, NDArray]) -> Draft:

@@ -23,7 +23,7 @@ from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.teachers.config import PackedLayer
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.compiler.teachers.linear import packed, quantised
-from draftwood.manifest import texts_signature
+from draftwood.contract import texts_signature
 
 LAYERS = 8
 SIZES = StepSizes(branch_rows=7, path_rows=4)

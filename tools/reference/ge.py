@@ -15,6 +15,7 @@ from draftwood.compiler.ge.lockstep import Gathered, run_ranks
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.targets.bundled import required_set
 from draftwood.compiler.targets.online import declared, host
+from draftwood.contract import NEXT_BRANCH
 from draftwood.errors import InvariantError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
@@ -91,7 +92,7 @@ def _check_alike(graph: GraphSignature, outputs: Sequence[Mapping[str, Tensor]])
     """All that the graphs give but a rank's rows of its own caches must be the same on all ranks: bit for bit."""
     for rank, others in enumerate(outputs[1:], 1):
         for name, value in others.items():
-            if name != "branch.out" and not torch.equal(value, outputs[0][name]):
+            if name != NEXT_BRANCH.name and not torch.equal(value, outputs[0][name]):
                 raise InvariantError(f"graph {graph.name}: {name} of rank {rank} differs from that of rank 0")
 
 

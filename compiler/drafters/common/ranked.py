@@ -6,9 +6,7 @@ One draft graph serves all trees; every level has as many candidates as the wide
 from __future__ import annotations
 
 from draftwood.compiler.drafters.model import Trees
-from draftwood.compiler.steps.step import tensor
 from draftwood.errors import TreeError
-from draftwood.manifest import TensorSignature
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 
@@ -19,11 +17,6 @@ LEAST_CANDIDATES = 10
 def candidates(trees: Trees, vocabulary: int) -> int:
     """Candidates a level."""
     return min(max(LEAST_CANDIDATES, *(tree.width for _, tree in trees)), vocabulary)
-
-
-def ranked_outputs(levels: int, count: int, dtype: str) -> list[TensorSignature]:
-    """The outputs of a draft step: tokens and their log-probabilities, best first, ``count`` a level."""
-    return [tensor("candidates", "int64", levels, count), tensor("scores", dtype, levels, count)]
 
 
 def check_levels(name: str, tree: Topology | Budget, levels: int, what: str, vocabulary: int) -> None:

@@ -14,18 +14,18 @@ A draft step also takes ``noise`` [D, U], a row for every level.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.layers import CachedNetwork, Extended, Waiting
-from draftwood.compiler.drafters.common.ranked import ranked_outputs
 from draftwood.compiler.drafters.common.trees import BudgetTree, FixedTree
-from draftwood.compiler.steps.step import Step, cached, tensor
+from draftwood.compiler.steps.step import Step, signed
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
-from draftwood.manifest import GraphKind, TensorSignature, draft_cache_names
+from draftwood.contract import Sizes
+from draftwood.manifest import GraphKind, draft_cache_names
 
 # P rows that extend the cache, F features, D levels, U draft vocabulary, I levels of one pass, K candidates,
 # M nodes of a tree
@@ -108,25 +108,23 @@ class NewRows(NamedTuple):
 
 def extend_step(drafter: CachedNetwork, decoder: Decoder, new_rows: NewRows) -> Step:
     """Extends the caches by rows."""
-    rows, slots, dtype = new_rows
-    name = f"extend-t{rows}-kv{slots}" if slots else "extend"
-    outputs = [tensor("hidden", dtype, drafter.root_states, drafter.config.block.hidden)]
-    return _cached_step(ExtendStep(drafter, decoder, new_rows.form), name, "extend", outputs, new_rows)
+    name = f"extend-t{new_rows.rows}-kv{new_rows.slots}" if new_rows.slots else "extend"
+    sizes = {"Q": drafter.root_states, "H": drafter.config.block.hidden}
+    return _cached_step(ExtendStep(drafter, decoder, new_rows.form), name, "extend", sizes, new_rows)
 
 
 def level_step(drafter: CachedNetwork, decoder: Decoder, levels: int, candidates: int, new_rows: NewRows) -> Step:
     """The draft step of one pass, after an extension by rows."""
-    module = LevelStep(drafter, decoder, candidates, new_rows.form)
-    outputs = ranked_outputs(levels, candidates, "float32")
-    return _cached_step(module, _at("draft", new_rows.slots), "draft", outputs, new_rows, levels)
+    module, sizes = LevelStep(drafter, decoder, candidates, new_rows.form), {"D": levels, "K": candidates}
+    return _cached_step(module, _at("draft", new_rows.slots), "draft", sizes, new_rows, {"noise", "ranked"})
 
 
 def tree_step(
     drafter: CachedNetwork, decoder: Decoder, name: str, tree: FixedTree | BudgetTree, new_rows: NewRows
 ) -> Step:
     """The draft step for one tree, after an extension by rows."""
-    module = TreeStep(drafter, decoder, tree, new_rows.form)
-    return _cached_step(module, _at(name, new_rows.slots), "draft", tree.outputs(), new_rows, tree.depth)
+    module, sizes = TreeStep(drafter, decoder, tree, new_rows.form), {**tree.sizes, "D": tree.depth}
+    return _cached_step(module, _at(name, new_rows.slots), "draft", sizes, new_rows, {"noise", tree.part})
 
 
 def _at(name: str, slots: int) -> str:
@@ -134,20 +132,21 @@ def _at(name: str, slots: int) -> str:
 
 
 def _cached_step(
-    module: CachedStep, name: str, kind: GraphKind, outputs: list[TensorSignature], new_rows: NewRows, levels: int = 0
+    module: CachedStep, name: str, kind: GraphKind, sizes: Sizes, new_rows: NewRows, parts: Set[str] = frozenset()
 ) -> Step:
-    """The step of a module. Its signature is made of the inputs that all steps with caches take; one that drafts has
-    levels."""
+    """The step of a module; its signature is that of a step with caches, with these parts."""
     config, (rows, slots, dtype) = module.drafter.config, new_rows
-    block, count = config.block, rows or "N"
-    inputs = [
-        tensor("tokens", "int64", count),
-        tensor("features", dtype, count, config.features),
-        tensor("committed", "int64", 1),
-        tensor("accepted", "int64", 1),
-        *([tensor("noise", dtype, levels, config.draft_vocabulary)] if levels else []),
-    ]
+    block = config.block
     shape = (block.kv_heads * slots, block.head_dim) if slots else (1, block.kv_heads, "C", block.head_dim)
-    signature = cached(draft_cache_names(block.layers), name, kind, inputs, outputs, shape, rows, slots, dtype)
-    sizes = ({"N": _EXAMPLE_ROWS} if not rows else {}) | ({"C": _EXAMPLE_SLOTS} if not slots else {})
-    return Step(module, signature, sizes)
+    signature = signed(
+        name,
+        kind,
+        {**sizes, "N": rows or "N", "W": config.features, "U": config.draft_vocabulary},
+        dict.fromkeys(draft_cache_names(block.layers), shape),
+        rows=rows,
+        slots=slots,
+        dtype=dtype,
+        parts=parts | {"cached"},
+    )
+    examples = ({"N": _EXAMPLE_ROWS} if not rows else {}) | ({"C": _EXAMPLE_SLOTS} if not slots else {})
+    return Step(module, signature, examples)

@@ -15,8 +15,7 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.steps.step import tensor
-from draftwood.manifest import TensorSignature
+from draftwood.contract import Sizes
 from draftwood.trees import Topology, tensorize
 from draftwood.trees.spec import Budget
 
@@ -70,15 +69,19 @@ class _Level(nn.Module):
 class FixedTree(nn.Module):
     """Ranks are those of each parent's own distribution; only rows with children are run."""
 
+    # The part of a draft step's contract that ``grow`` gives.
+    part = "drafted"
+
     def __init__(self, topology: Topology) -> None:
         super().__init__()
         assert topology.nodes, "a draft tree has at least one node"
         self.nodes, self.depth = topology.nodes, topology.depth
         self.levels = nn.ModuleList(_Level(*_tables(topology, depth)) for depth in range(1, topology.depth + 1))
 
-    def outputs(self) -> list[TensorSignature]:
-        """The outputs of ``grow``, as a step declares them."""
-        return [tensor("drafted", "int64", self.nodes), tensor("scores", "float32", self.nodes)]
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of what ``grow`` gives."""
+        return {"M": self.nodes}
 
     def grow(self, rows: Growth) -> tuple[Tensor, Tensor]:
         """Tokens int64 [M] in the topology's row order, and their cumulative log-probabilities [M], of the root's
@@ -141,6 +144,8 @@ class BudgetTree(nn.Module):
         TreeError: a size is below 1, or more nodes are to be kept than are grown.
     """
 
+    # The part of a draft step's contract that ``grow`` gives.
+    part = "chosen"
     level_cost_A: Tensor
 
     def __init__(self, nodes: int, depth: int, candidates: int) -> None:
@@ -151,17 +156,10 @@ class BudgetTree(nn.Module):
         cost_A = torch.arange(depth).repeat_interleave(sizes) * LEVEL_COST
         self.register_buffer("level_cost_A", cost_A, persistent=False)
 
-    def outputs(self) -> list[TensorSignature]:
-        """The outputs of ``grow``, as a step declares them."""
-        nodes, rows = self.nodes, self.nodes + 1
-        return [
-            tensor("drafted", "int64", nodes),
-            tensor("parents", "int64", rows),
-            tensor("depths", "int64", rows),
-            tensor("mask", "bool", rows, rows),
-            tensor("paths", "int64", rows, self.depth + 1),
-            tensor("scores", "float32", nodes),
-        ]
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of what ``grow`` gives."""
+        return {"M": self.nodes, "T": self.nodes + 1, "P": self.depth + 1}
 
     def grow(self, rows: Growth) -> BudgetDraft:
         """Grows the tree below the root's ``rows`` and keeps the best M nodes."""

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood.compiler.drafters.common.ranked import ranked_outputs
-from draftwood.compiler.steps.step import Step, tensor
+from draftwood.compiler.steps.step import Step, signed
 from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
-from draftwood.manifest import StepSignature
 
 # H hidden, V vocabulary, U draft vocabulary, I heads (levels), K candidates a level
 
@@ -107,16 +105,7 @@ class MedusaStep(nn.Module):
 
 def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int, dtype: str = "float32") -> Step:
     """The draft step of Medusa heads."""
-    signature = StepSignature(
-        name="draft",
-        kind="draft",
-        rows=1,
-        slots=0,
-        inputs=(
-            tensor("features", dtype, 1, decoder.feature_width),
-            tensor("noise", dtype, len(heads.heads), heads.draft_vocabulary),
-        ),
-        outputs=tuple(ranked_outputs(len(heads.heads), candidates, dtype)),
-        aliases={},
-    )
+    levels = len(heads.heads)
+    sizes = {"N": 1, "W": decoder.feature_width, "D": levels, "U": heads.draft_vocabulary, "K": candidates}
+    signature = signed("draft", "draft", sizes, {}, rows=1, dtype=dtype, parts={"noise", "heads"})
     return Step(MedusaStep(heads, decoder, candidates), signature)

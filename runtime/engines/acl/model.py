@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from ctypes import byref, c_char_p, c_size_t, c_ubyte, c_uint32, c_void_p, sizeof
 from math import prod
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.contract import lives
 from draftwood.errors import BundleError
 from draftwood.files import open_regular
 from draftwood.manifest import GraphSignature, TensorSignature
@@ -26,7 +27,6 @@ from draftwood.runtime.engines.acl.memory import (
     up,
 )
 from draftwood.runtime.engines.acl.values import KINDS, STORED, host_type, item_bytes, store, to_host
-from draftwood.runtime.engines.device_parts import STAYS
 from draftwood.runtime.engines.sessions import fixed
 
 # aclmdlConfigAttr, and the way of loading: from a file, with work memory of the caller's.
@@ -86,11 +86,12 @@ class Staging:
             self._device.copy_in_stream(self._host, self._block.address, self.bytes, DEVICE_TO_HOST)
 
 
-def _stagings(device: Device, specs: Iterable[TensorSignature]) -> list[Staging]:
-    """The host's own tensors, and each one that may stay on the device: a tensor moves as a whole or not at all."""
+def _stagings(device: Device, specs: Iterable[TensorSignature], either: Container[str]) -> list[Staging]:
+    """The host's own tensors, and ``either`` of those that may stay on the device: a tensor moves as a whole or not at
+    all."""
     every = tuple(specs)
-    apart = [[spec] for spec in every if spec.name in STAYS]
-    return [Staging(device, group) for group in ([spec for spec in every if spec.name not in STAYS], *apart)]
+    apart = [[spec] for spec in every if spec.name in either]
+    return [Staging(device, group) for group in ([spec for spec in every if spec.name not in either], *apart)]
 
 
 class Bound:
@@ -135,9 +136,9 @@ class Model:
         self._bound: list[Bound] = []
         device.held.append(self)
         inputs, outputs = self._described()
-        far = {*graph.caches, "branch", "branch.out"}
-        self._given = _stagings(device, (spec for spec in graph.inputs if spec.name not in far))
-        self._taken = _stagings(device, (spec for spec in outputs if spec.name not in far))
+        far, either = {*graph.caches, *lives(graph, "sequence")}, lives(graph, "device", "either")
+        self._given = _stagings(device, (spec for spec in graph.inputs if spec.name not in far), either)
+        self._taken = _stagings(device, (spec for spec in outputs if spec.name not in far), either)
         self._bound = [Bound(device, inputs), Bound(device, outputs)]
         self._far = {spec.name: spec for spec in (*graph.inputs, *graph.outputs)}
         self._seen: dict[str, tuple[weakref.ref[DeviceArray], int]] = {}

@@ -20,10 +20,10 @@ from draftwood.compiler.checkpoints.safetensors_file import sha256_of
 from draftwood.compiler.checkpoints.tensors import open_tensors
 from draftwood.compiler.device.operators import Op, matmul, ranking
 from draftwood.compiler.drafters import registry
-from draftwood.compiler.drafters.common.ranked import candidates, check_levels, ranked_outputs
+from draftwood.compiler.drafters.common.ranked import candidates, check_levels
 from draftwood.compiler.drafters.kind import Kind, Option
 from draftwood.compiler.drafters.model import DraftModel, OpenedDrafter
-from draftwood.compiler.steps.step import Step, tensor
+from draftwood.compiler.steps.step import Step, signed
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
@@ -173,11 +173,8 @@ class LinearModel(DraftModel):
     def steps(self, modules, trees, sizes, lengths):
         decoder, network = modules
         ranked, dtype = candidates(trees, decoder.config.vocabulary), sizes.dtype
-        signature = m.StepSignature(
-            name="draft", kind="draft", rows=1, slots=0, aliases={},
-            inputs=(tensor("features", dtype, 1, decoder.feature_width),),
-            outputs=tuple(ranked_outputs(self.config.levels, ranked, dtype)),
-        )  # fmt: skip
+        numbers = {"N": 1, "W": decoder.feature_width, "D": self.config.levels, "K": ranked}
+        signature = signed("draft", "draft", numbers, {}, rows=1, dtype=dtype, parts={"heads"})
         return [Step(LinearStep(network, decoder, ranked), signature)]
 
     def manifest(self, digest, teacher, trees):

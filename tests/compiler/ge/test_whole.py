@@ -14,10 +14,10 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.operator_rules import engines
 from draftwood.compiler.ge.proofs import prove_in_place
-from draftwood.compiler.steps.accept import tree_inputs
 from draftwood.compiler.steps.step import DTYPES, Step, tensor
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.steps.tree_rows import FixedRows
+from draftwood.contract import TAKES, tensors
 from draftwood.manifest import StepSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
@@ -112,7 +112,8 @@ def test_the_tree_of_the_confidence_class_is_chosen_inside() -> None:
     trees = [Topology.chain(3), Topology.from_paths([(0,), (1,), (0, 2)]), Topology.full([3])]
     candidates = torch.arange(50, 62).view(3, 4)
     inputs = (tensor("root", "int64", 1), tensor("candidates", "int64", 3, 4), tensor("scores", "float32", 3, 4))
-    outputs = (*tree_inputs(4), tensor("class", "int64", 1))
+    tables = [end for end in TAKES["accept"] if end.name in ("tokens", "parents", "depths", "visible")]
+    outputs = (*tensors(tables, {"T": 4}, "float32"), tensor("class", "int64", 1))
     signature = StepSignature(name="rows", kind="draft", rows=4, slots=0, inputs=inputs, outputs=outputs, aliases={})
     step = Step(Chosen(FixedRows(trees, (0.25, 0.5), 4)), signature)
     air = lower_to_ge(step, trace(step), plan_weights({}, torch.float32, "none", {}, {}))
