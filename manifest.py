@@ -7,6 +7,7 @@ bundle is either understood in full or not opened. All paths are relative to the
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ from draftwood.files import open_regular, read_regular
 from draftwood.planned import Count, Name, Planning, Size
 from draftwood.planned import Gear as Gear
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 MANIFEST_FILE = "manifest.json"
 # A text in which tokens are looked up besides each text's own, if one was given; 0.5 KB a token when opened.
 CORPUS_FILE = "lookup/corpus.txt"
@@ -133,11 +134,8 @@ class Tree(_Struct, frozen=True):
 class Dims(_Struct, frozen=True):
     """Sizes that every graph of the bundle shares."""
 
-    layers: Size
     hidden: Size
     heads: Size
-    kv_heads: Size
-    head_dim: Size
     vocabulary: Size
     # Rows of the branch buffer: the largest tree of the bundle.
     branch_rows: Size
@@ -147,12 +145,31 @@ class Dims(_Struct, frozen=True):
     context: Size
 
 
+class TokenRows(_Struct, frozen=True):
+    """A buffer that is kept of a sequence: a row for each of its tokens, of ``heads`` parts of ``width`` numbers each.
+
+    A step writes its rows after the committed ones; committing a path keeps the rows of its tokens and drops the rest.
+    Of several ranks each keeps its part of the heads.
+    """
+
+    # Of a graph's input; ``.out`` is added to that of the output.
+    name: Name
+    heads: Size
+    width: Size
+
+    def elements(self, rows: int = 1) -> int:
+        """Numbers of so many rows."""
+        return rows * self.heads * self.width
+
+
 class Teacher(_Struct, frozen=True):
     """Whose output is reproduced; ``digest`` is the SHA-256 over its configuration and weights."""
 
     digest: Digest
     bos: Count | None
     eos: tuple[Count, ...]
+    # Its caches, in call order.
+    buffers: tuple[TokenRows, ...]
     # The compiler's TeacherConfig, field by field: the eager reference is rebuilt from it.
     config: dict[str, Any]
 
@@ -168,10 +185,8 @@ class Drafter(_Struct, frozen=True):
     candidates: Size
     # Width of the teacher's output per token that drafts are made from.
     features: Size
-    # Its caches of accepted text, key and value of each of ``layers``, none if that is 0.
-    layers: Count
-    kv_heads: Count
-    head_dim: Count
+    # Its caches of accepted text, in call order, if it has any.
+    buffers: tuple[TokenRows, ...]
     # The compiler's description of its network, field by field: the eager reference is rebuilt from it.
     config: dict[str, Any]
 
@@ -275,19 +290,14 @@ def heads_of_rank(heads: int, ranks: int) -> int:
     return max(heads // ranks, 1) if heads else 0
 
 
-def cache_names(layers: int) -> list[str]:
-    """Names of the cache inputs in call order, key then value of every layer; an output adds ``.out``."""
-    return [f"{side}_cache.{i}" for i in range(layers) for side in ("key", "value")]
+def of_rank(buffers: Iterable[TokenRows], ranks: int) -> tuple[TokenRows, ...]:
+    """The part of the buffers that each of ``ranks`` devices keeps."""
+    return tuple(msgspec.structs.replace(one, heads=heads_of_rank(one.heads, ranks)) for one in buffers)
 
 
-def settled_names(layers: int) -> list[str]:
-    """Names of the settled blocks that a graph of kind ``bitwise`` reads besides its caches, in the same order."""
-    return [f"settled_{name}" for name in cache_names(layers)]
-
-
-def draft_cache_names(layers: int) -> list[str]:
-    """Names of the drafter's own caches, in call order."""
-    return [f"draft_{name}" for name in cache_names(layers)]
+def settled_name(cache: str) -> str:
+    """Name of the settled blocks of a cache, which a graph of kind ``bitwise`` reads besides the open ones."""
+    return f"settled_{cache}"
 
 
 def text_name(text: int | str, name: str) -> str:

@@ -132,7 +132,7 @@ def _manifest(
     return m.Manifest(
         schema_version=m.SCHEMA_VERSION,
         dims=_dims(config, request.shapes),
-        teacher=m.Teacher(digest=sources.teacher.digest(), bos=config.bos, eos=config.eos, config=asdict(config)),
+        teacher=_teacher(sources.teacher.digest(), config),
         drafter=kind.manifest(opened.digest(), config, request.shapes.drafted) if kind and opened else None,
         trees=tuple(_tree(name, tree) for name, tree in request.trees),
         gears=_gears(request.shapes, graph_sets[0].graphs, kind),
@@ -144,14 +144,15 @@ def _manifest(
     )
 
 
+def _teacher(digest: str, config: TeacherConfig) -> m.Teacher:
+    return m.Teacher(digest=digest, bos=config.bos, eos=config.eos, buffers=config.buffers, config=asdict(config))
+
+
 def _dims(config: TeacherConfig, shapes: Shapes) -> m.Dims:
     sizes = shapes.sizes()
     return m.Dims(
-        layers=config.layers,
         hidden=config.hidden,
         heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
         vocabulary=config.vocabulary,
         branch_rows=sizes.branch_rows,
         path_rows=sizes.path_rows,

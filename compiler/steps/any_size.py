@@ -7,10 +7,9 @@ texts; nothing is copied. A text may have as many rows as it likes.
 from __future__ import annotations
 
 from draftwood.compiler.steps.step import Step, signed
-from draftwood.compiler.steps.teacher import TeacherStep, teacher_sizes
+from draftwood.compiler.steps.teacher import TeacherStep, any_caches, teacher_sizes
 from draftwood.compiler.teachers.block import Appended
 from draftwood.compiler.teachers.decoder import Decoder
-from draftwood.manifest import cache_names
 
 # T new rows, A of them in attention, C slots, S seen slots, R rows with logits
 
@@ -28,7 +27,5 @@ class CpuStep(TeacherStep):
 
 def cpu_step(decoder: Decoder, dtype: str = "float32") -> Step:
     """The graph with run-time sizes that onnxruntime serves every gear with."""
-    config, sizes = decoder.config, teacher_sizes(decoder)
-    caches = dict.fromkeys(cache_names(config.layers), (1, config.kv_heads, "C", config.head_dim))
-    signature = signed("step", "step", sizes, caches, dtype=dtype)
+    signature = signed("step", "step", teacher_sizes(decoder), any_caches(decoder.config.buffers), dtype=dtype)
     return Step(CpuStep(decoder, "cpu", 0), signature, dict(_EXAMPLES))

@@ -6,7 +6,7 @@ from draftwood.compiler.steps.step import Step, signed, tensor
 from draftwood.compiler.steps.teacher import TeacherStep, teacher_sizes
 from draftwood.compiler.teachers.block import Blocks
 from draftwood.compiler.teachers.decoder import Decoder
-from draftwood.manifest import BLOCK_SLOTS, cache_names, settled_names
+from draftwood.manifest import BLOCK_SLOTS, settled_name
 
 # T rows, I = T * K rows written, R rows with logits, F settled and A open blocks, O open slots, Z blocks that open
 # tokens belong to, Y = 1 + Z
@@ -25,9 +25,9 @@ class BitwiseStep(TeacherStep):
 def bitwise_step(decoder: Decoder, dtype: str = "float32") -> Step:
     """The graph that serves every gear with one text's bits, for onnxruntime."""
     config, sizes = decoder.config, teacher_sizes(decoder)
-    block = (config.kv_heads, BLOCK_SLOTS, config.head_dim)
-    settled = [tensor(name, dtype, "F", *block) for name in settled_names(config.layers)]
-    caches = dict.fromkeys(cache_names(config.layers), ("A", *block))
+    blocks = {rows.name: (rows.heads, BLOCK_SLOTS, rows.width) for rows in config.buffers}
+    settled = [tensor(settled_name(name), dtype, "F", *block) for name, block in blocks.items()]
+    caches = {name: ("A", *block) for name, block in blocks.items()}
     signature = signed("bitwise", "bitwise", sizes, caches, dtype=dtype, read=settled)
     # Examples are distinct and above 1, so that torch.export ties no two sizes and specialises none.
     open_blocks = 7

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from draftwood.compiler.steps.step import Step, StepSizes, signed
-from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, commit_sizes, teacher_sizes
+from draftwood.compiler.steps.teacher import TeacherStep, commit_sizes, static_caches, teacher_sizes
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
-from draftwood.manifest import cache_names
 
 
 class PrefillStep(TeacherStep):
@@ -40,7 +39,7 @@ def prefill_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form
         f"prefill-t{rows}-kv{slots}",
         "prefill",
         {"T": rows, **teacher_sizes(decoder, 1, rows), **commit_sizes(config, sizes)},
-        dict.fromkeys(cache_names(config.layers), cache_shape(config, slots, form)),
+        static_caches(config.buffers, slots, form),
         rows=rows,
         slots=slots,
         dtype=sizes.dtype,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +12,7 @@ from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder, StepOutput
 from draftwood.contract import Sizes
+from draftwood.manifest import TokenRows
 
 # T rows, L layers, K key/value heads, D head dimension
 
@@ -34,10 +37,18 @@ class TeacherStep(nn.Module):
         return torch.cat((branch_L2TKD, branch_L2TKD.new_zeros(layers, two, missing, heads, dim)), 2)
 
 
-def cache_shape(config: TeacherConfig, slots: int, form: Form) -> tuple[int, int]:
-    """A cache of a static step: one row a token in the NPU's form, else flat, head by head."""
-    kv_heads, dim = config.kv_heads, config.head_dim
-    return (slots, kv_heads * dim) if form == "npu" else (kv_heads * slots, dim)
+def static_caches(buffers: Iterable[TokenRows], slots: int, form: Form = "fused") -> dict[str, tuple[int, int]]:
+    """Shapes of a static step's caches by name: one row a token in the NPU's form, else flat, head by head."""
+    by_token = form == "npu"
+    return {
+        rows.name: (slots, rows.heads * rows.width) if by_token else (rows.heads * slots, rows.width)
+        for rows in buffers
+    }
+
+
+def any_caches(buffers: Iterable[TokenRows]) -> dict[str, tuple[int | str, ...]]:
+    """Shapes by name of the caches of a step of any size, which have a KV length C."""
+    return {rows.name: (1, rows.heads, "C", rows.width) for rows in buffers}
 
 
 def teacher_sizes(decoder: Decoder, rows: int | str = "R", all_rows: int | str = "T") -> Sizes:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from draftwood.compiler.steps.accept import Draws, accept_parts, accept_sizes, draws_in, walked
 from draftwood.compiler.steps.draw import Settings, greedy, sampled
 from draftwood.compiler.steps.step import Step, StepSizes, signed
-from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, commit_sizes, teacher_sizes
+from draftwood.compiler.steps.teacher import TeacherStep, commit_sizes, static_caches, teacher_sizes
 from draftwood.compiler.teachers.decoder import Decoder
-from draftwood.manifest import StepSignature, cache_names, text_name, texts_accept_name, texts_name
+from draftwood.manifest import StepSignature, text_name, texts_accept_name, texts_name
 
 # B texts, T rows of each, X = B * T, P places of a path, V vocabulary, F features, L levels
 
@@ -38,13 +38,12 @@ class VerifyTextsStep(TeacherStep):
 def verify_texts_step(decoder: Decoder, sizes: StepSizes, texts: int, rows: int, slots: int) -> Step:
     """Verification of a tree of ``rows`` rows for each of ``texts`` texts at KV length ``slots``, in the NPU's form."""
     config = decoder.config
-    pooled, width = cache_shape(config, slots, "npu")
     results = teacher_sizes(decoder, texts * rows, texts * rows)
     signature = signed(
         texts_name(texts, rows, slots),
         "texts",
         {"B": texts, "T": rows, **results, **commit_sizes(config, sizes)},
-        dict.fromkeys(cache_names(config.layers), (texts * pooled, width)),
+        static_caches(config.buffers, texts * slots, "npu"),
         rows=rows,
         slots=slots,
         dtype=sizes.dtype,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from draftwood.compiler.steps.step import Step, StepSizes, signed
-from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, commit_sizes, teacher_sizes
+from draftwood.compiler.steps.teacher import TeacherStep, commit_sizes, static_caches, teacher_sizes
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
-from draftwood.manifest import cache_names
 
 
 class VerifyStep(TeacherStep):
@@ -33,7 +32,7 @@ def verify_step(
         name,
         "decode" if decode else "verify",
         {"T": rows, **teacher_sizes(decoder, rows, rows), **commit_sizes(config, sizes)},
-        dict.fromkeys(cache_names(config.layers), cache_shape(config, slots, form)),
+        static_caches(config.buffers, slots, form),
         rows=rows,
         slots=slots,
         dtype=sizes.dtype,

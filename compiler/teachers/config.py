@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from draftwood.errors import CheckpointError
+from draftwood.manifest import TokenRows
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -98,6 +99,12 @@ class TeacherConfig:
     bos: int | None
     # Tokens that end a text; the first is the one that config.json names first.
     eos: tuple[int, ...]
+
+    @property
+    def buffers(self) -> tuple[TokenRows, ...]:
+        """The memory of a sequence: keys, then values, of every layer."""
+        of_layers = (f"{side}_cache.{layer}" for layer in range(self.layers) for side in ("key", "value"))
+        return tuple(TokenRows(name=name, heads=self.kv_heads, width=self.head_dim) for name in of_layers)
 
     def __post_init__(self) -> None:
         sizes = (

@@ -32,11 +32,10 @@ from draftwood.manifest import (
     GraphSignature,
     Manifest,
     TensorSignature,
+    TokenRows,
     Tree,
-    cache_names,
-    draft_cache_names,
-    heads_of_rank,
-    settled_names,
+    of_rank,
+    settled_name,
     whole_name,
 )
 from draftwood.trees.spec import grown_nodes
@@ -59,10 +58,11 @@ def faults(manifest: Manifest) -> Iterator[str]:
     yield from _sets(manifest)
     yield from _listed(manifest)
     yield from _dims(manifest)
+    yield from _kept(manifest)
     for lowered in manifest.graph_sets:
         for graph in lowered.graphs:
             # One that repeats another is held to that, below.
-            apart = [] if graph.kind in REPEATED else [*_kind(graph), *_shapes(graph, manifest, lowered)]
+            apart = [] if graph.kind in REPEATED else [*_kind(graph, manifest), *_shapes(graph, manifest, lowered)]
             aliases = [*_aliases(graph), *apart]
             yield from (f"graph {graph.name}: {fault}" for fault in aliases)
     for graphs in graph_sets(manifest):
@@ -127,6 +127,14 @@ def _sets(manifest: Manifest) -> Iterator[str]:
             yield f"graph sets of {target} differ from rank to rank; expected the same graphs of all"
 
 
+def _kept(manifest: Manifest) -> Iterator[str]:
+    """The buffers of a sequence: some of the teacher, each named once."""
+    buffers = [*manifest.teacher.buffers, *(manifest.drafter.buffers if manifest.drafter else ())]
+    yield from (f"two buffers are named {name!r}" for name in _twice(rows.name for rows in buffers))
+    if not manifest.teacher.buffers:
+        yield "the teacher has no buffers; expected its caches"
+
+
 def _dims(manifest: Manifest) -> Iterator[str]:
     dims, trees, teacher = manifest.dims, manifest.trees, manifest.teacher
     if (rows := max((tree.rows for tree in trees), default=1)) != dims.branch_rows:
@@ -167,13 +175,13 @@ def _repeats(graph: GraphSignature, graphs: tuple[GraphSignature, ...]) -> Itera
             yield f"serves {graph.batch} texts; expected 2 or more, and of each what a graph of one takes and gives"
 
 
-def _kind(graph: GraphSignature) -> Iterator[str]:
+def _kind(graph: GraphSignature, manifest: Manifest) -> Iterator[str]:
     """The inputs and outputs that the graph's kind is called with."""
     small = [spec.name for spec in graph.inputs if spec.name not in graph.aliases.values()]
     if graph.kind == "bitwise":  # it reads a settled part of every cache that it writes
-        settled = settled_names(len(graph.aliases) // 2)
+        settled = {settled_name(cache) for cache in graph.aliases.values()}
         small = [name for name in small if name not in settled]
-    takes, gives = _forms(graph)
+    takes, gives = _forms(graph, {rows.name for rows in manifest.drafter.buffers} if manifest.drafter else set())
     if sorted(small) != sorted(takes):
         yield f"takes {sorted(small)} beside caches; expected {sorted(takes)} of kind {graph.kind}"
     if set(graph.results) not in [set(form) for form in gives]:
@@ -186,7 +194,7 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
         yield "has caches of a fixed size, and no KV length; expected both or neither"
 
 
-def _forms(graph: GraphSignature) -> tuple[list[str], list[list[str]]]:
+def _forms(graph: GraphSignature, of_drafter: set[str]) -> tuple[list[str], list[list[str]]]:
     """Inputs of a graph of this kind besides caches, and its outputs in every form that goes with these inputs."""
     has = {spec.name for spec in graph.inputs}
     reads = any(name in has for name in ("features", "features.in"))
@@ -195,7 +203,7 @@ def _forms(graph: GraphSignature) -> tuple[list[str], list[list[str]]]:
         "noise": "noise" in has,
         "drafts": reads,
         "features": reads if graph.kind != "whole" else any(spec.name == "features.out" for spec in graph.outputs),
-        "cached": any(name in set(draft_cache_names(1)) for name in graph.caches),
+        "cached": any(name in of_drafter for name in graph.caches),
     }
     there = {part for part, has_part in parts.items() if has_part}
     drafted = [{form} for form in _DRAFTS] if graph.kind == "draft" else [set[str]()]
@@ -207,22 +215,17 @@ def _forms(graph: GraphSignature) -> tuple[list[str], list[list[str]]]:
 
 def _shapes(graph: GraphSignature, manifest: Manifest, lowered: GraphSet) -> Iterator[str]:
     """Sizes and types by the contract of the graph's kind; of caches and branch a rank has its own heads."""
-    dims, drafter, ranks = manifest.dims, manifest.drafter, lowered.ranks
-    drafts = graph.kind in ("draft", "extend")
-    if drafts and drafter is None:
+    if graph.kind in ("draft", "extend") and manifest.drafter is None:
         yield "drafts, but the manifest has no drafter"
         return
-    layers = 0 if graph.kind in ("accept", "accept-texts") else drafter.layers if drafts and drafter else dims.layers
-    of_drafter = _draft_caches(graph, manifest)
-    if graph.caches != [*of_drafter, *([] if drafts else cache_names(layers))]:
-        yield f"has caches {graph.caches}; expected key and value of {layers} layers, in order"
-    settled = settled_names(layers) if graph.kind == "bitwise" else []
-    slots = BLOCK_SLOTS if settled else graph.slots or 1
-    row = heads_of_rank(dims.kv_heads, ranks) * dims.head_dim
+    buffers = of_rank(_buffers(graph, manifest), lowered.ranks)
+    if graph.caches != [rows.name for rows in buffers]:
+        yield f"has caches {graph.caches}; expected {[rows.name for rows in buffers]}"
+    slots = BLOCK_SLOTS if graph.kind == "bitwise" else graph.slots or 1
     pooled = graph.batch if graph.kind == "texts" else 1
-    caches = dict.fromkeys((*graph.caches, *settled), row * slots * pooled)
-    if of_drafter and drafter is not None:
-        caches |= dict.fromkeys(of_drafter, heads_of_rank(drafter.kv_heads, ranks) * drafter.head_dim * slots)
+    caches = {rows.name: rows.elements(slots * pooled) for rows in buffers}
+    caches |= {settled_name(name): size for name, size in caches.items()}
+    branch = sum(rows.elements() for rows in of_rank(manifest.teacher.buffers, lowered.ranks)) or 1
     ends, sizes = ends_of(graph), _sizes(graph, manifest)
     for spec in (*graph.inputs, *graph.outputs):
         end = ends.get(spec.name)
@@ -231,8 +234,8 @@ def _shapes(graph: GraphSignature, manifest: Manifest, lowered: GraphSet) -> Ite
             if cache in caches and _elements(spec) != caches[cache]:
                 yield f"{_shown(spec)}; expected {caches[cache]} elements, run-time sizes aside"
         elif end.name in (BRANCH.name, NEXT_BRANCH.name):
-            branch = 2 * dims.layers * row
-            rows = max(_elements(spec) // branch, dims.branch_rows)  # an NPU pads that of a bundle without trees
+            # An NPU pads that of a bundle without trees.
+            rows = max(_elements(spec) // branch, manifest.dims.branch_rows)
             if _elements(spec) != rows * branch:
                 yield f"{_shown(spec)}; expected {rows * branch} elements"
         elif not _fits(spec, sized(end, sizes)) or (end.dtype and spec.dtype != end.dtype):
@@ -245,11 +248,15 @@ def _fits(spec: TensorSignature, shape: Sequence[int | str]) -> bool:
     return len(spec.shape) == len(shape) and all(isinstance(size, str) or own == size for own, size in pairs)
 
 
-def _draft_caches(graph: GraphSignature, manifest: Manifest) -> list[str]:
-    """The drafter's caches that a graph has to have."""
-    drafts = graph.kind in ("draft", "extend")
-    drafts = drafts or (graph.kind == "whole" and any(spec.name == "features.in" for spec in graph.inputs))
-    return draft_cache_names(manifest.drafter.layers) if drafts and manifest.drafter else []
+def _buffers(graph: GraphSignature, manifest: Manifest) -> tuple[TokenRows, ...]:
+    """The caches that a graph has to have, the drafter's first."""
+    if graph.kind in ("accept", "accept-texts"):
+        return ()
+    of_drafter = manifest.drafter.buffers if manifest.drafter else ()
+    if graph.kind in ("draft", "extend"):
+        return of_drafter
+    drafts = graph.kind == "whole" and any(spec.name == "features.in" for spec in graph.inputs)
+    return (*(of_drafter if drafts else ()), *manifest.teacher.buffers)
 
 
 def _sizes(graph: GraphSignature, manifest: Manifest) -> Sizes:
@@ -262,7 +269,7 @@ def _sizes(graph: GraphSignature, manifest: Manifest) -> Sizes:
         return sizes | ({"N": rows} if rows else {})
     sizes |= {"V": dims.vocabulary, "P": dims.path_rows, "L": dims.path_rows * graph.batch}
     if graph.static:
-        kept_rows = dims.path_rows if drafter and drafter.layers else 1  # one without caches reads a path's last row
+        kept_rows = dims.path_rows if drafter and drafter.buffers else 1  # one without caches reads a path's last row
         sizes |= {"B": graph.batch, "T": rows, "M": rows - 1, "G": kept_rows}
         sizes |= dict.fromkeys("RX", 1 if graph.kind == "prefill" else rows * graph.batch)
     if graph.kind == "prefill":

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import BLOCK_SLOTS, settled_names
+from draftwood.manifest import BLOCK_SLOTS, settled_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import MASKED, Before, CpuEngine, Line
 from draftwood.runtime.engines.opening import USUAL, Opening
@@ -39,14 +39,16 @@ class BitwiseEngine(CpuEngine):
     def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
         _refuse(bundle)
         super().__init__(bundle, opening)
-        dims = bundle.manifest.dims
-        self._settled = settled_names(dims.layers)
-        self._empty = np.zeros((1, dims.kv_heads, BLOCK_SLOTS, dims.head_dim), np.float32)
+        # What is read of a cache while none of its blocks is settled.
+        self._settled = {
+            settled_name(rows.name): np.zeros((1, rows.heads, BLOCK_SLOTS, rows.width), np.float32)
+            for rows in bundle.manifest.teacher.buffers
+        }
         # Of nothing that is settled, and of all else.
         self._nothing = np.array([MASKED]), np.zeros(1, np.float32)
 
     def new_kv(self, slots: int) -> KvCache:
-        return BlockKvCache(self.bundle.manifest.dims, slots)
+        return BlockKvCache(self.bundle.manifest.teacher.buffers, slots)
 
     def _with_company(self, lines: list[Line]) -> list[Line]:
         return lines
@@ -65,8 +67,8 @@ class BitwiseEngine(CpuEngine):
         bind.input("chain", np.full((1, 1 + len(home_ZO)), 2, np.float32))
         bind.input("nothing", self._nothing[settled > 0])
         opened = slice(settled, settled + seen_TO.shape[1] // BLOCK_SLOTS)
-        for cache, read, blocks in zip(self._names, self._settled, kv.buffers, strict=True):
-            bind.input(read, blocks[:settled] if settled else self._empty)
+        for cache, (read, empty), blocks in zip(self._names, self._settled.items(), kv.buffers, strict=True):
+            bind.input(read, blocks[:settled] if settled else empty)
             bind.input(cache, blocks[opened])
             bind.output(f"{cache}.out", blocks[opened])
 
@@ -96,7 +98,7 @@ def _refuse(bundle: Bundle) -> None:
     for what, got, most in (
         ("KV length", blocks * BLOCK_SLOTS, MOST_BLOCKS * BLOCK_SLOTS),
         ("rows and depth of the largest trees", dims.branch_rows + dims.path_rows, MOST_OPEN - BLOCK_SLOTS),
-        ("head dimension", dims.head_dim, MOST_DIM),
+        ("width of a cache's rows", max(rows.width for rows in bundle.manifest.teacher.buffers), MOST_DIM),
     ):
         if got > most:
             raise BundleError(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
-from draftwood.manifest import Gear, GraphSignature, cache_names, text_name
+from draftwood.manifest import Gear, GraphSignature, text_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.opening import USUAL, Opening
@@ -91,12 +91,12 @@ class CpuEngine(Engine):
         self._all_rows = size == "T"
         most = max(rows, self.prefill_rows + 1)
         self._features = np.zeros((most if self._all_rows else rows, int(width)), np.float32)
-        self._names = cache_names(dims.layers)
+        self._names = [rows.name for rows in bundle.manifest.teacher.buffers]
         self._order = np.arange(most, dtype=np.int64)
         self._vacant: Line | None = None
 
     def new_kv(self, slots: int) -> KvCache:
-        return KvCache(self.bundle.manifest.dims, slots)
+        return KvCache(self.bundle.manifest.teacher.buffers, slots)
 
     def chunk(self, state: SequenceState, left: int) -> int:
         return min(left, self.prefill_rows)
@@ -203,7 +203,7 @@ class CpuEngine(Engine):
     def _nobody(self) -> Line:
         """A place that no text has taken."""
         if self._vacant is None:
-            kv, single = KvCache(self.bundle.manifest.dims, 2), self._order[:1]
+            kv, single = KvCache(self.bundle.manifest.teacher.buffers, 2), self._order[:1]
             self._vacant = Line(kv, single, single, single[:0], None)
         return self._vacant
 

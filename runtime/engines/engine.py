@@ -13,11 +13,10 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
-from draftwood.manifest import Gear, GraphSignature, heads_of_rank
+from draftwood.manifest import Gear, GraphSignature, of_rank
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.draft_cache import DraftCache
@@ -71,8 +70,7 @@ class Engine(HostParts, ABC):
     def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
         """An empty text with caches of ``slots`` slots."""
         drafter = self.bundle.manifest.drafter
-        heads = heads_of_rank(drafter.kv_heads, self.ranks) if drafter else 0
-        draft = DraftCache(replace(drafter, kv_heads=heads), self.zeros) if drafter else None
+        draft = DraftCache(of_rank(drafter.buffers, self.ranks), drafter.features, self.zeros) if drafter else None
         return SequenceState(self.new_kv(slots), draft, sampling, self.drafting.corpus)
 
     def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Prefill:

@@ -34,7 +34,7 @@ def host_inputs(graph: GraphSignature, *besides: Lives) -> dict[str, NDArray]:
 
 def branches(graph: GraphSignature, kv: DeferredKvCache, text: int | str = "") -> dict[str, Buffer]:
     """Where a graph, or its part for a ``text``, reads the rows of the last tree, and writes its own."""
-    ends = {BRANCH.name: kv.branch, NEXT_BRANCH.name: kv.next_branch(kv.padded)}
+    ends = {BRANCH.name: kv.branch, NEXT_BRANCH.name: kv.next_branch()}
     has = {spec.name for spec in (*graph.inputs, *graph.outputs)}
     return {name: buffer for end, buffer in ends.items() if (name := text_name(text, end)) in has}
 

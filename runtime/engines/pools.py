@@ -7,23 +7,24 @@ graphs of one text run on them as on any cache, and nothing is copied when a tex
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
-from draftwood.manifest import Dims
-from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
+from draftwood.manifest import TokenRows
+from draftwood.runtime.speculation.deferred_cache import Branch, DeferredKvCache
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros
 
-# K key/value heads, C slots, D head dimension, B places of a pool
+# K heads, C slots and D width of a buffer, B places of a pool
 
 
 class Pool:
-    """Caches of ``places`` texts at one KV length, key then value of every layer, each [B*C, K, D] in memory."""
+    """Caches of ``places`` texts at one KV length, each [B*C, K, D] in memory."""
 
-    def __init__(self, dims: Dims, places: int, slots: int, zeros: Zeros) -> None:
-        shape = (slots, dims.kv_heads, dims.head_dim)
+    def __init__(self, rows: Sequence[TokenRows], places: int, slots: int, zeros: Zeros) -> None:
         self.slots, self.free = slots, set(range(places))
         self._used: set[int] = set()
-        self._buffers = [zeros((places * slots, *shape[1:])) for _ in range(2 * dims.layers)]
-        self._nothing = zeros(shape).swapaxes(0, 1)
+        sizes = [(each.heads, each.width) for each in rows]
+        self._buffers = [zeros((places * slots, *size)) for size in sizes]
+        self._nothing = {size: zeros((slots, *size)).swapaxes(0, 1) for size in set(sizes)}
 
     def window(self, first: int, texts: int) -> list[Buffer]:
         """The caches [K, texts * C, D] of places that follow each other."""
@@ -37,7 +38,7 @@ class Pool:
         caches = self.window(number, 1)
         # What a text that failed has left may be no number, which a mask does not hide.
         for cache in caches if number in self._used else ():
-            cache[:, :] = self._nothing
+            cache[:, :] = self._nothing[cache.shape[0], cache.shape[2]]
         self._used.add(number)
         place = Place(self, number, caches)
         weakref.finalize(place, self.free.add, number).atexit = False
@@ -60,8 +61,8 @@ class Place:
 class Pools:
     """All pools of an engine, as many at a KV length as its texts have needed at once."""
 
-    def __init__(self, dims: Dims, places: int, zeros: Zeros) -> None:
-        self._dims, self._places, self._zeros = dims, places, zeros
+    def __init__(self, rows: Sequence[TokenRows], places: int, zeros: Zeros) -> None:
+        self._rows, self._places, self._zeros = rows, places, zeros
         self._pools: dict[int, list[Pool]] = {}
 
     def take(self, slots: int) -> Place:
@@ -69,7 +70,7 @@ class Pools:
         pools = self._pools.setdefault(slots, [])
         pool = next((pool for pool in pools if pool.free), None)
         if pool is None:
-            pool = Pool(self._dims, self._places, slots, self._zeros)
+            pool = Pool(self._rows, self._places, slots, self._zeros)
             pools.append(pool)
         return pool.take()
 
@@ -77,9 +78,9 @@ class Pools:
 class PooledKv(DeferredKvCache):
     """A text's cache in a place of a pool; growing takes a place of another."""
 
-    def __init__(self, dims: Dims, slots: int, padded: int, zeros: Zeros, pools: Pools) -> None:
+    def __init__(self, rows: Sequence[TokenRows], slots: int, form: Branch, zeros: Zeros, pools: Pools) -> None:
         self._pools, self.place = pools, pools.take(slots)
-        super().__init__(dims, slots, padded, zeros, self._next)
+        super().__init__(rows, slots, form, zeros, self._next)
 
     def _next(self, shape: tuple[int, ...]) -> Buffer:
         return self.place.zeros(shape)

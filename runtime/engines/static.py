@@ -7,15 +7,15 @@ elsewhere. All of them share the choice of the graph, its inputs, and the bookke
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from draftwood.contract import BRANCH, RESULTS, names_of
 from draftwood.errors import BundleError
-from draftwood.manifest import Dims, GraphSignature, heads_of_rank
+from draftwood.manifest import GraphSignature, of_rank
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.chunks import next_rows
 from draftwood.runtime.engines.device_parts import DeviceParts
@@ -25,7 +25,7 @@ from draftwood.runtime.engines.inputs import branches, fill_commit, fill_tree, h
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.pools import PooledKv, Pools
 from draftwood.runtime.engines.sessions import OnnxExecutor, fixed
-from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
+from draftwood.runtime.speculation.deferred_cache import Branch, DeferredKvCache
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, token_rows
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, Parts, TeacherOutput
@@ -45,21 +45,17 @@ class StaticEngine(Engine):
         if not self.graphs:
             raise BundleError(f"{bundle.folder}: holds no such graphs; build it with the --target that makes them")
         branch = next(spec for spec in self.graphs[0].inputs if spec.name == BRANCH.name)
-        self._branch_rows = fixed(branch)[2]
-        cache = next(spec for spec in self.graphs[0].inputs if spec.name in self.graphs[0].caches)
-        # The first size of a cache says how it lies in memory: slots, or slots of every head.
-        self._by_token = fixed(cache)[0] == self.graphs[0].slots
+        self._rows = of_rank(bundle.manifest.teacher.buffers, self.ranks)
+        shape, row = fixed(branch), sum(rows.elements() for rows in self._rows)
+        self._branch = Branch(lambda _: shape, prod(shape) // row)
+        caches = [spec for spec in self.graphs[0].inputs if spec.name in self.graphs[0].caches]
+        # The first size of a cache says how it lies in memory: slots, or slots of every head. Of one head both are one.
+        self._by_token = all(fixed(cache)[0] == self.graphs[0].slots for cache in caches)
         self._inputs: dict[str, dict[str, NDArray]] = {}
         self.on_device = DeviceParts(bundle, graphs, executor, self.drafting, self.tree_graph, self._run_tree)
 
         self.max_batch, self.batches = self.on_device.texts.most, self.on_device.texts.sizes
-        self._pools = Pools(self._own_dims, self.max_batch, executor.zeros) if self.max_batch > 1 else None
-
-    @property
-    def _own_dims(self) -> Dims:
-        """With the heads of a rank's caches."""
-        dims = self.bundle.manifest.dims
-        return replace(dims, kv_heads=heads_of_rank(dims.kv_heads, self.ranks))
+        self._pools = Pools(self._rows, self.max_batch, executor.zeros) if self.max_batch > 1 else None
 
     @property
     def parts(self) -> Parts[Any]:
@@ -71,9 +67,9 @@ class StaticEngine(Engine):
 
     def new_kv(self, slots: int) -> DeferredKvCache:
         if self._pools:
-            return PooledKv(self._own_dims, slots, self._branch_rows, self.zeros, self._pools)
+            return PooledKv(self._rows, slots, self._branch, self.zeros, self._pools)
         cache_zeros = token_rows(self.zeros) if self._by_token else self.zeros
-        return DeferredKvCache(self._own_dims, slots, self._branch_rows, self.zeros, cache_zeros)
+        return DeferredKvCache(self._rows, slots, self._branch, self.zeros, cache_zeros)
 
     def chunk(self, state: SequenceState, left: int) -> int:
         room = state.slots - 1 - state.length

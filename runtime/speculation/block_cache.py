@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.manifest import BLOCK_SLOTS
+from draftwood.manifest import BLOCK_SLOTS, TokenRows
 from draftwood.runtime.speculation.kv_cache import Buffer, KvCache
 
 # K key/value heads, B slots of a block, D head dimension, T rows written, n moved rows
@@ -20,8 +20,8 @@ from draftwood.runtime.speculation.kv_cache import Buffer, KvCache
 class BlockKvCache(KvCache):
     """`KvCache` whose ``buffers`` are arrays [blocks, K, B, D]."""
 
-    def _shape(self, slots: int) -> tuple[int, ...]:
-        return (-(-slots // BLOCK_SLOTS), self.dims.kv_heads, BLOCK_SLOTS, self.dims.head_dim)
+    def _shape(self, rows: TokenRows, slots: int) -> tuple[int, ...]:
+        return (-(-slots // BLOCK_SLOTS), rows.heads, BLOCK_SLOTS, rows.width)
 
     @property
     def slots(self) -> int:
@@ -34,7 +34,7 @@ class BlockKvCache(KvCache):
 
     def index(self, rows: int) -> NDArray[np.int64]:
         """int64 [T*K, 3]: open block, head and slot of ``rows`` new rows, head after head."""
-        heads = self.dims.kv_heads
+        heads = self.rows[0].heads  # the graph writes all caches by one index
         slots_T = np.arange(self.length, self.length + rows) - self.settled * BLOCK_SLOTS
         index_TK3 = np.empty((rows, heads, 3), np.int64)
         index_TK3[..., 0] = slots_T[:, None] // BLOCK_SLOTS
@@ -55,4 +55,5 @@ class BlockKvCache(KvCache):
     def _move(self, from_n: NDArray[np.int64], start: int) -> None:
         to_n = np.arange(start, start + len(from_n))
         (block_n, slot_n), (to_block_n, to_slot_n) = divmod(from_n, BLOCK_SLOTS), divmod(to_n, BLOCK_SLOTS)
-        self._all[:, to_block_n, :, to_slot_n] = self._all[:, block_n, :, slot_n]
+        for stack in self._stacks:
+            stack[:, to_block_n, :, to_slot_n] = stack[:, block_n, :, slot_n]

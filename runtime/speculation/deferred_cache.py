@@ -6,47 +6,57 @@ the next step of any kind writes them in its one write. Nothing is ever copied o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
+from typing import NamedTuple
 
 from draftwood.errors import InvariantError
-from draftwood.manifest import Dims
+from draftwood.manifest import TokenRows
 from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros, host_zeros
 
-# L layers, K key/value heads, C slots, D head dimension, T branch rows
+
+class Branch(NamedTuple):
+    """The form in which graphs give and take a tree's rows: their ``shape`` by their number, ``most`` of them. Every
+    tree takes as many if it is ``padded``."""
+
+    shape: Callable[[int], tuple[int, ...]]
+    most: int
+    padded: bool = True
 
 
 class DeferredKvCache(KvCache):
     """`KvCache` with a branch that graphs write next to the caches.
 
     ``length`` counts the pending ``moved`` rows: those are rows of ``branch`` that belong to slots length - len(moved)
-    .. length - 1. ``padded`` gives every branch that many rows, as static graphs want it. ``zeros`` allocates if the
-    buffers lie elsewhere than in the host's memory, and ``cache_zeros`` does so for caches that lie in another order.
+    .. length - 1. ``zeros`` allocates if the buffers lie elsewhere than in the host's memory, and ``cache_zeros`` does
+    so for caches that lie in another order.
     """
 
     def __init__(
-        self, dims: Dims, slots: int, padded: int = 0, zeros: Zeros = host_zeros, cache_zeros: Zeros | None = None
+        self,
+        rows: Sequence[TokenRows],
+        slots: int,
+        form: Branch,
+        zeros: Zeros = host_zeros,
+        cache_zeros: Zeros | None = None,
     ) -> None:
-        self.padded, self._zeros, self._branch_zeros = padded, cache_zeros or zeros, zeros
-        super().__init__(dims, slots)
+        self._form, self._zeros, self._branch_zeros = form, cache_zeros or zeros, zeros
+        super().__init__(rows, slots)
         self._begin(0)
 
     def _zeroed(self, slots: int) -> list[Buffer]:
-        return [self._zeros(self._shape(slots)) for _ in range(2 * self.dims.layers)]
+        return [self._zeros(self._shape(rows, slots)) for rows in self.rows]
 
     def _begin(self, length: int) -> None:
         super()._begin(length)
         # Two branch buffers: a step reads the last tree's rows from one while it writes its own to the other.
-        most = self.padded or self.dims.branch_rows
-        self._branches = [self._branch_zeros(self._branch_shape(most)).ravel() for _ in range(2)]
+        shape = self._form.shape(self._form.most)
+        self._branches = [self._branch_zeros(shape).ravel() for _ in range(2)]
         self.moved: tuple[int, ...] = ()
         self._branch_rows = self._buffer_rows(1)
 
     def _buffer_rows(self, rows: int) -> int:
-        return self.padded or rows
-
-    def _branch_shape(self, rows: int) -> tuple[int, ...]:
-        return (self.dims.layers, 2, rows, self.dims.kv_heads, self.dims.head_dim)
+        return self._form.most if self._form.padded else rows
 
     @property
     def bytes(self) -> int:
@@ -58,15 +68,15 @@ class DeferredKvCache(KvCache):
 
     @property
     def branch(self) -> Buffer:
-        """The last tree's rows [L, 2, rows, K, D], to be read by the next step."""
+        """The last tree's rows, to be read by the next step."""
         return self._view(self._branches[0], self._branch_rows)
 
-    def next_branch(self, rows: int) -> Buffer:
-        """Where a step of ``rows`` rows writes its own branch; ``branched`` makes it the current one."""
+    def next_branch(self, rows: int = 0) -> Buffer:
+        """Where a step of ``rows`` rows, or a padded one, writes its branch; ``branched`` makes it the current one."""
         return self._view(self._branches[1], self._buffer_rows(rows))
 
     def _view(self, flat: Buffer, rows: int) -> Buffer:
-        shape = self._branch_shape(rows)
+        shape = self._form.shape(rows)
         return flat[: prod(shape)].reshape(shape)
 
     def branched(self, rows: int) -> None:

@@ -6,7 +6,7 @@ here until the next token is known. Nothing of a draft tree is ever kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
-from draftwood.manifest import Drafter
+from draftwood.manifest import TokenRows
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, grown
 
-# n waiting rows, F features, K key/value heads, C slots, D head dimension
+# n waiting rows, F width of features, K heads, C slots and D width of a buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class DeviceRows:
 class DraftCache:
     """Buffers and bookkeeping, next to the teacher's cache and in step with it.
 
-    ``buffers`` holds the drafter's caches [K, C, D], key then value of every layer, as long as ``reserve`` made them.
+    ``buffers`` holds the drafter's caches, one [K, C, D] for each of its ``rows``, as long as ``reserve`` made them.
     Medusa has none, since it reads the last token's features alone. ``length`` counts the slots that are written.
     """
 
-    def __init__(self, drafter: Drafter, zeros: Zeros) -> None:
-        self.drafter, self._zeros = drafter, zeros
-        self.buffers = [zeros((drafter.kv_heads, 0, drafter.head_dim)) for _ in range(2 * drafter.layers)]
+    def __init__(self, rows: Sequence[TokenRows], width: int, zeros: Zeros) -> None:
+        self._width, self._zeros = width, zeros
+        self.buffers = [zeros((each.heads, 0, each.width)) for each in rows]
         self.length = 0
         self._tokens: list[int] = []
         self._features: list[NDArray[np.float32] | DeviceRows] = []
@@ -75,7 +75,7 @@ class DraftCache:
     def next_rows(self, rows: int) -> Buffer:
         """The place of an engine's features [rows, F] that it keeps: not that of the waiting ones."""
         if not self._kept:
-            self._kept = [self._zeros((rows, self.drafter.features)) for _ in range(2)]
+            self._kept = [self._zeros((rows, self._width)) for _ in range(2)]
         self._kept.reverse()
         return self._kept[0]
 
@@ -117,14 +117,14 @@ class DraftCache:
         is the same, since a draft is only a proposal.
         """
         self._drafted = 0, 0
-        features_nF = self._joined() if self._tokens else np.zeros((0, self.drafter.features), np.float32)
+        features_nF = self._joined() if self._tokens else np.zeros((0, self._width), np.float32)
         keep = length - self.length if self.buffers else min(length, 1)
         if not self.buffers or keep >= min(length, 1):
             self._tokens, self._features = self._tokens[:keep], [features_nF[:keep]]
         else:
             self.length = max(length - 1, 0)
             self._tokens = [0] * min(length, 1)
-            self._features = [np.zeros((len(self._tokens), self.drafter.features), np.float32)]
+            self._features = [np.zeros((len(self._tokens), self._width), np.float32)]
 
     def rewind(self, length: int) -> None:
         """Goes back to a text's first ``length`` tokens, after which the same token follows as before.

@@ -167,7 +167,7 @@ class Drafting:
         drafter = self.bundle.manifest.drafter
         assert drafter is not None, "a bundle that drafts has a drafter"
         if self._vacant is None:
-            cache = DraftCache(drafter, self._zeros)
+            cache = DraftCache(drafter.buffers, drafter.features, self._zeros)
             cache.append(np.zeros(1, np.int64), np.zeros((1, drafter.features), np.float32))
             self._vacant = SequenceState(None, cache)
         return self._given(graph, self._vacant, place)

@@ -7,6 +7,7 @@ smaller length. If a graph moves the rows itself, in its next write, see `deferr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Self
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
-from draftwood.manifest import Dims
+from draftwood.manifest import TokenRows
 
-# L layers, K key/value heads, C slots, D head dimension, n moved rows
+# K heads, C slots and D width of a buffer, n moved rows
 
 # A numpy array, or a device's form of one: it needs only slices, reshape and ravel.
 Buffer = Any
@@ -46,23 +47,26 @@ def grown(buffers: Sequence[Buffer], slots: int, length: int, zeros: Zeros) -> l
 class KvCache:
     """Buffers in the host's memory, and the bookkeeping of committed rows.
 
-    ``buffers`` holds 2 L arrays [K, C, D], key then value of every layer; slot C - 1 is spare. They are parts of one
-    array, so that a commit is one copy. ``length`` counts committed tokens, ``open_rows`` the rows of the branch.
+    ``buffers`` holds an array [K, C, D] for each of the teacher's; slot C - 1 is spare. Those of one size are parts of
+    one array, so that a commit is one copy. ``length`` counts committed tokens, ``open_rows`` the rows of the branch.
     """
 
-    def __init__(self, dims: Dims, slots: int) -> None:
-        self.dims = dims
+    def __init__(self, rows: Sequence[TokenRows], slots: int) -> None:
+        self.rows = tuple(rows)
         self.length = self.open_rows = 0
         self.buffers = self._zeroed(slots)
 
     def _zeroed(self, slots: int) -> list[Buffer]:
         """Empty buffers of so many slots."""
-        self._all: NDArray[np.float32] = host_zeros((2 * self.dims.layers, *self._shape(slots)))
-        return list(self._all)
+        shapes = [self._shape(rows, slots) for rows in self.rows]
+        stacks = {shape: host_zeros((count, *shape)) for shape, count in Counter(shapes).items()}
+        self._stacks: list[NDArray[np.float32]] = list(stacks.values())
+        parts = {shape: iter(stack) for shape, stack in stacks.items()}
+        return [next(parts[shape]) for shape in shapes]
 
-    def _shape(self, slots: int) -> tuple[int, ...]:
+    def _shape(self, rows: TokenRows, slots: int) -> tuple[int, ...]:
         """The shape of one buffer."""
-        return (self.dims.kv_heads, slots, self.dims.head_dim)
+        return (rows.heads, slots, rows.width)
 
     def text(self, buffer: Buffer, length: int) -> Buffer:
         """The first ``length`` slots [K, length, D] of one of the buffers."""
@@ -112,7 +116,8 @@ class KvCache:
 
     def _move(self, from_n: NDArray[np.int64], start: int) -> None:
         """Copies the slots ``from``, ascending, to those from ``start`` on."""
-        self._all[:, :, start : start + len(from_n)] = self._all[:, :, from_n]
+        for stack in self._stacks:
+            stack[:, :, start : start + len(from_n)] = stack[:, :, from_n]
 
     def rollback(self, length: int) -> None:
         """Drops committed tokens from the end, down to ``length``."""

@@ -14,7 +14,6 @@ from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.teachers.decoder import Decoder
-from draftwood.manifest import cache_names
 from draftwood.trees import Topology, tensorize
 
 # The same fp32 operators on the same values; a matmul of one row may add in another order than one of eight.
@@ -88,8 +87,7 @@ def test_outputs_are_as_declared(steps: dict[str, Step], name: str) -> None:
 @pytest.mark.parametrize("name", NAMES[:5])
 def test_every_cache_is_an_aliased_pair(steps: dict[str, Step], name: str) -> None:
     signature = steps[name].signature
-    caches = cache_names(2)
-    assert caches == ["key_cache.0", "value_cache.0", "key_cache.1", "value_cache.1"]
+    caches = ["key_cache.0", "value_cache.0", "key_cache.1", "value_cache.1"]
     assert [spec.name for spec in signature.inputs][-4:] == caches
     assert [spec.name for spec in signature.outputs][-4:] == [f"{cache}.out" for cache in caches]
     assert signature.aliases == {f"{cache}.out": cache for cache in caches}
@@ -129,7 +127,7 @@ def test_a_small_tree_leaves_a_full_branch(steps: dict[str, Step]) -> None:
 def test_prefill_is_causal_verification(steps: dict[str, Step], decoder: Decoder) -> None:
     step = steps["prefill-t8-kv128"]
     inputs = dict(zip((spec.name for spec in step.signature.inputs), warm(step), strict=True))
-    caches = [inputs[name] for name in cache_names(2)]
+    caches = [inputs[name] for name in steps["step"].signature.caches]
     given = [inputs[name] for name in ("committed", "accepted", "path", "branch")]
     wanted = decoder.step(inputs["tokens"], torch.arange(8), torch.ones(8, 8, dtype=torch.bool).tril(), *given, caches)
     logits, choice, features, *written = step.module(*inputs.values())

@@ -95,7 +95,7 @@ def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterato
     roots = [(before + 1 + number) % vocabulary for number in range(_ROOTS)]
     faults = {"teacher's states misplaced": drafted(pair, gear, prompt, roots, _misplaced)}
     drafter = pair.reference.bundle.manifest.drafter
-    if drafter is not None and drafter.layers:
+    if drafter is not None and drafter.buffers:
         faults["token before the root in its place"] = [
             (want, got._replace(tokens_T=np.append(want.tokens_T[0], got.tokens_T[1:])))
             for want, got in _shifted(drafted(pair, gear, prompt, [before, *roots]))

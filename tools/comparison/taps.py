@@ -46,7 +46,7 @@ def tapped_model(bundle: Bundle, graph: GraphSignature) -> tuple[onnx.ModelProto
     model = onnx.load(str(bundle.folder / graph.file), load_external_data=False)
     makers = {name: node for node in model.graph.node for name in node.output}
     # Norms with equal weights share them.
-    weights = {f"decoder.{name}" for name in norm_names(bundle.manifest.dims.layers)}
+    weights = {f"decoder.{name}" for name in norm_names(bundle.manifest.teacher.config["layers"])}
     norms = [node for node in model.graph.node if weights & set(node.input)]
     states = [_state(node, weights, makers) for node in norms]
     outputs = {value.name for value in model.graph.output}
@@ -91,7 +91,7 @@ class TappedBindings(SessionBindings):
 
     def __init__(self, bundle: Bundle, graph: GraphSignature, threads: int | None, taps: Taps) -> None:
         model, self._states = tapped_model(bundle, graph)
-        self._names = norm_names(bundle.manifest.dims.layers)
+        self._names = norm_names(bundle.manifest.teacher.config["layers"])
         options = session_options(bundle, graph, threads)
         options.add_session_config_entry(_FOLDER, str((bundle.folder / graph.file).parent))
         opened = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

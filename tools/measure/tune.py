@@ -165,7 +165,7 @@ def _late(engine: Engine) -> list[StepTime]:
     """A step whose draft finds `LATE` tokens that its caches lack; none where the drafter has no caches."""
     manifest = engine.bundle.manifest
     gear = min((gear for gear in manifest.gears if gear.neural), key=lambda gear: gear.slots, default=None)
-    if gear is None or not manifest.drafter or not manifest.drafter.layers:
+    if gear is None or not manifest.drafter or not manifest.drafter.buffers:
         return []
     length = min(2 * LATE, gear.slots // 2)
     late, found = length // 2, []

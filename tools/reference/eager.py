@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from draftwood.compiler.steps.teacher import branch_shape
 from draftwood.compiler.targets.bundled import (
     bundle_drafts,
     bundle_modules,
@@ -20,7 +21,7 @@ from draftwood.compiler.targets.online import host
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.opening import USUAL, Opening
-from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
+from draftwood.runtime.speculation.deferred_cache import Branch, DeferredKvCache
 from draftwood.runtime.speculation.kv_cache import Zeros
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
@@ -50,7 +51,9 @@ class EagerEngine(Held):
         return lambda shape: torch.zeros(shape, dtype=self.dtype)
 
     def new_kv(self, slots: int) -> Any:
-        return DeferredKvCache(self.bundle.manifest.dims, slots, zeros=self.zeros)
+        manifest, config = self.bundle.manifest, self.decoder.config
+        form = Branch(lambda rows: branch_shape(config, rows), manifest.dims.branch_rows, padded=False)
+        return DeferredKvCache(manifest.teacher.buffers, slots, form, self.zeros)
 
     def chunk(self, state: SequenceState, left: int) -> int:
         return left

@@ -60,7 +60,7 @@ def teacher_figures(folder: Path) -> dict[str, Any]:
         "path": str(folder),
         **asdict(config),
         "parameters": sum(map(math.prod, expected_tensors(config).values())),
-        "cache_bytes_a_slot": config.layers * 2 * config.kv_heads * config.head_dim * opened.dtype.itemsize,
+        "cache_bytes_a_slot": sum(rows.elements() for rows in config.buffers) * opened.dtype.itemsize,
         "weights": _weights(opened) if opened.entries else None,
         "packed": _packed(opened),
         "precisions": _precisions(opened),

@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from msgspec import structs
+
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.llama import LLAMA
 from draftwood.errors import CheckpointError
+from draftwood.manifest import TokenRows
 
 _WINDOW = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -39,6 +42,11 @@ class CachedConfig:
     window: int | None = None
     # Linear layers of the network that are W8A8.
     quantised: tuple[str, ...] = ()
+
+    @property
+    def buffers(self) -> tuple[TokenRows, ...]:
+        """The memory of a sequence: the caches of its blocks."""
+        return tuple(structs.replace(rows, name=f"draft_{rows.name}") for rows in self.block.buffers)
 
     @property
     def mapped(self) -> bool:

@@ -112,7 +112,7 @@ class CachedModel(DraftModel):
         return steps
 
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
-        config, block = self.config, self.config.block
+        config = self.config
         follows = self.follows_nodes
         return m.Drafter(
             kind=self.kind,
@@ -120,9 +120,7 @@ class CachedModel(DraftModel):
             levels=max(tree.depth for _, tree in trees) if follows else self.levels,
             candidates=max(tree.width for _, tree in trees) if follows else self._candidates(trees),
             features=config.features,
-            layers=block.layers,
-            kv_heads=block.kv_heads,
-            head_dim=block.head_dim,
+            buffers=config.buffers,
             config=asdict(config),
         )
 

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from draftwood.compiler.drafters.common.layers import CachedNetwork, Extended, Waiting
 from draftwood.compiler.drafters.common.trees import BudgetTree, FixedTree
 from draftwood.compiler.steps.step import Step, signed
+from draftwood.compiler.steps.teacher import any_caches, static_caches
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
 from draftwood.contract import Sizes
-from draftwood.manifest import GraphKind, draft_cache_names
+from draftwood.manifest import GraphKind
 
 # P rows that extend the cache, F features, D levels, U draft vocabulary, I levels of one pass, K candidates,
 # M nodes of a tree
@@ -136,13 +137,11 @@ def _cached_step(
 ) -> Step:
     """The step of a module; its signature is that of a step with caches, with these parts."""
     config, (rows, slots, dtype) = module.drafter.config, new_rows
-    block = config.block
-    shape = (block.kv_heads * slots, block.head_dim) if slots else (1, block.kv_heads, "C", block.head_dim)
     signature = signed(
         name,
         kind,
         {**sizes, "N": rows or "N", "W": config.features, "U": config.draft_vocabulary},
-        dict.fromkeys(draft_cache_names(block.layers), shape),
+        static_caches(config.buffers, slots) if slots else any_caches(config.buffers),
         rows=rows,
         slots=slots,
         dtype=dtype,

@@ -79,8 +79,6 @@ class MedusaModel(DraftModel):
             levels=self.config.heads,
             candidates=candidates(trees, self._vocabulary(teacher)),
             features=teacher.hidden,
-            layers=0,
-            kv_heads=0,
-            head_dim=0,
+            buffers=(),
             config=asdict(self.config),
         )

@@ -180,7 +180,7 @@ class LinearModel(DraftModel):
     def manifest(self, digest, teacher, trees):
         return m.Drafter(
             kind=self.kind, digest=digest, levels=self.config.levels, candidates=candidates(trees, teacher.vocabulary),
-            features=teacher.hidden, layers=0, kv_heads=0, head_dim=0, config=asdict(self.config),
+            features=teacher.hidden, buffers=(), config=asdict(self.config),
         )  # fmt: skip
 
 

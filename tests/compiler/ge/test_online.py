@@ -207,7 +207,7 @@ def test_a_step_crosses_once_each_way(bundle: Bundle) -> None:
     step = SimpleNamespace(compiled=lambda *values: seen.append(values) or outputs)
     started = Started(step, graph, torch.device("cpu"))  # type: ignore[arg-type]
     small = {s.name: np.ones(s.shape, "?" if s.dtype == "bool" else "i8") for s in graph.inputs if s.name not in far}
-    heads, dims = bundle.manifest.dims.kv_heads, bundle.manifest.dims.head_dim
+    heads, dims = bundle.manifest.teacher.buffers[0].heads, bundle.manifest.teacher.buffers[0].width
     buffers: dict[str, Any] = {
         name: torch.zeros(graph.slots, heads, dims).bfloat16().swapaxes(0, 1) for name in graph.caches
     }

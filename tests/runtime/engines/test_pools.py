@@ -6,33 +6,40 @@ import gc
 
 import numpy as np
 
-from draftwood.manifest import Dims
+from draftwood.manifest import TokenRows
 from draftwood.runtime.engines.pools import PooledKv, Pools
+from draftwood.runtime.speculation.deferred_cache import Branch
 from draftwood.runtime.speculation.kv_cache import host_zeros
 
-DIMS = Dims(vocabulary=11, hidden=8, heads=2, layers=2, kv_heads=2, head_dim=4, branch_rows=3, path_rows=2, context=15)
+# Values are narrower than keys.
+ROWS = [
+    TokenRows(name=f"{side}_cache.{layer}", heads=2, width=width)
+    for layer in range(2)
+    for side, width in (("key", 4), ("value", 3))
+]
+BRANCH = Branch(lambda rows: (rows, sum(each.elements() for each in ROWS)), 3)
 PLACES = 3
 
 
 def kv(pools: Pools, slots: int = 8) -> PooledKv:
-    return PooledKv(DIMS, slots, 3, host_zeros, pools)
+    return PooledKv(ROWS, slots, BRANCH, host_zeros, pools)
 
 
 def test_a_text_holds_its_part_of_the_pool() -> None:
-    pools = Pools(DIMS, PLACES, host_zeros)
+    pools = Pools(ROWS, PLACES, host_zeros)
     texts = [kv(pools) for _ in range(PLACES)]
     for number, text in enumerate(texts):
         for layer, buffer in enumerate(text.buffers):
             buffer[:] = 10 * number + layer
     pool = texts[0].place.pool
     for layer, cache in enumerate(pool.window(1, 2)):
-        assert cache.shape == (2, 16, 4)
+        assert cache.shape == (2, 16, ROWS[layer].width)
         np.testing.assert_array_equal(cache[:, :8], 10 + layer)
         np.testing.assert_array_equal(cache[:, 8:], 20 + layer)
 
 
 def test_the_lowest_place_is_taken_again_and_is_clean() -> None:
-    pools = Pools(DIMS, PLACES, host_zeros)
+    pools = Pools(ROWS, PLACES, host_zeros)
     texts = [kv(pools) for _ in range(PLACES)]
     for buffer in texts[1].buffers:
         buffer[:] = np.nan
@@ -44,14 +51,14 @@ def test_the_lowest_place_is_taken_again_and_is_clean() -> None:
 
 
 def test_more_texts_than_places_take_another_pool() -> None:
-    pools = Pools(DIMS, PLACES, host_zeros)
+    pools = Pools(ROWS, PLACES, host_zeros)
     texts = [kv(pools) for _ in range(PLACES + 1)]
     assert [text.place.number for text in texts] == [0, 1, 2, 0]
     assert texts[-1].place.pool is not texts[0].place.pool
 
 
 def test_a_text_that_grows_leaves_its_place() -> None:
-    pools = Pools(DIMS, PLACES, host_zeros)
+    pools = Pools(ROWS, PLACES, host_zeros)
     text = kv(pools)
     for buffer in text.buffers:
         buffer[:, :4] = 7

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msgspec import structs
 
 from draftwood.errors import InvariantError
-from draftwood.manifest import Dims, Drafter
+from draftwood.manifest import TokenRows
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.engine import Engine
@@ -247,17 +246,12 @@ def test_a_budget_tree_is_sound_and_follows_the_context(engines: dict[str, Engin
     assert len(shapes) > 1
 
 
-DIMS = Dims(layers=1, hidden=8, heads=1, kv_heads=1, head_dim=4, vocabulary=9, branch_rows=7, path_rows=3, context=127)
-MEDUSA = Drafter(
-    kind="medusa", digest="", levels=2, candidates=3, features=2, layers=0, kv_heads=0, head_dim=0, config={}
-)
+ROWS = [TokenRows(name=name, heads=1, width=1) for name in ("draft_key_cache.0", "draft_value_cache.0")]
 
 
 def test_rows_on_a_device_are_read_back_only_where_others_wait_beside_them() -> None:
     reads: list[np.ndarray] = []
-    cache = DraftCache(
-        structs.replace(MEDUSA, layers=1, kv_heads=1, head_dim=1), lambda shape: np.ones(shape, np.float32)
-    )
+    cache = DraftCache(ROWS, 2, lambda shape: np.ones(shape, np.float32))
 
     def appended(tokens: list[int]) -> None:
         buffer = cache.next_rows(3)
@@ -275,7 +269,7 @@ def test_rows_on_a_device_are_read_back_only_where_others_wait_beside_them() -> 
 
 
 def test_medusa_keeps_the_last_row_alone() -> None:
-    cache = DraftCache(MEDUSA, np.zeros)
+    cache = DraftCache((), 2, np.zeros)
     cache.append(np.arange(5), np.full((1, 2), 4.0, np.float32))
     cache.append(np.array([0, 2]), np.array([[0, 1], [4, 5]], np.float32))
     assert cache.waiting == 1 and cache.features(1).tolist() == [[4.0, 5.0]]
@@ -285,4 +279,4 @@ def test_medusa_keeps_the_last_row_alone() -> None:
 
 def test_a_commit_needs_a_verify_step() -> None:
     with pytest.raises(InvariantError, match="commit without a verify step"):
-        SequenceState(KvCache(DIMS, 128)).commit([0])
+        SequenceState(KvCache(ROWS, 128)).commit([0])

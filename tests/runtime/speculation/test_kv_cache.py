@@ -2,12 +2,14 @@ import numpy as np
 import pytest
 
 from draftwood.errors import InvariantError
-from draftwood.manifest import BLOCK_SLOTS, Dims
+from draftwood.manifest import BLOCK_SLOTS, TokenRows
 from draftwood.runtime.speculation.block_cache import BlockKvCache
-from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
+from draftwood.runtime.speculation.deferred_cache import Branch, DeferredKvCache
 from draftwood.runtime.speculation.kv_cache import KvCache
 
-DIMS = Dims(layers=1, hidden=8, heads=1, kv_heads=1, head_dim=4, vocabulary=9, branch_rows=7, path_rows=3, context=127)
+# Values are narrower than keys; a third buffer has more heads, as no attention here has.
+ROWS = [TokenRows(name=name, heads=1, width=width) for name, width in (("key_cache.0", 4), ("value_cache.0", 3))]
+OTHER = TokenRows(name="latent_cache.0", heads=2, width=3)
 PATHS = {
     "root": ([0], ()),
     "contiguous": ([0, 1, 2], ()),
@@ -17,8 +19,14 @@ PATHS = {
 }
 
 
+def made(kind: type[KvCache], slots: int = 128) -> KvCache:
+    if issubclass(kind, DeferredKvCache):
+        return kind([*ROWS, OTHER], slots, Branch(lambda rows: (rows, 13), 7, padded=False))
+    return kind(ROWS if kind is BlockKvCache else [*ROWS, OTHER], slots)
+
+
 def opened(length: int = 10, rows: int = 7, kind: type[KvCache] = KvCache) -> KvCache:
-    cache = kind(DIMS, 128)
+    cache = made(kind)
     cache.extended(length)
     cache.branched(rows)
     return cache
@@ -31,8 +39,8 @@ def test_a_commit_puts_the_path_in_place(kind: type[KvCache], case: str, length:
     """Every slot holds its number, across the border of a block too; what is not written stays."""
     path, cache = PATHS[case][0], opened(length, kind=kind)
     for number, buffer in enumerate(cache.buffers):
-        slots = np.moveaxis(buffer, 2, 1) if kind is BlockKvCache else buffer
-        slots[..., 0] = 1000 * number + np.arange(128).reshape(slots.shape[:-1])
+        heads = np.moveaxis(buffer, 1, 0) if kind is BlockKvCache else buffer
+        heads[..., 0] = 1000 * number + np.arange(128).reshape(heads.shape[1:-1])
     cache.commit(path)
     cache.check()
     want = np.arange(128)
@@ -99,9 +107,9 @@ def test_the_spare_slot_is_never_promised() -> None:
 
 def test_a_branch_is_written_beside_the_one_being_read() -> None:
     cache = opened(rows=3, kind=DeferredKvCache)
-    assert cache.branch.shape == (1, 2, 3, 1, 4)
+    assert cache.branch.shape == (3, 13)
     assert not np.shares_memory(cache.branch, cache.next_branch(7))
-    assert DeferredKvCache(DIMS, 128, padded=9).branch.shape[2] == 9
+    assert DeferredKvCache(ROWS, 128, Branch(lambda rows: (rows, 7), 9)).branch.shape == (9, 7)
 
 
 @pytest.mark.parametrize("kind", [KvCache, BlockKvCache, DeferredKvCache])
