@@ -262,7 +262,7 @@ def test_closing_the_bundle_ends_those_that_wait_for_room(engine: Counting) -> N
 
 def test_a_text_never_has_more_than_was_reserved(tiny_bundles: dict[str, Path]) -> None:
     for folder in tiny_bundles.values():
-        engine = CpuEngine(Bundle.open(folder), 1)
+        engine = CpuEngine(Bundle.open(folder), Opening(threads=1))
         model = opened(engine, prefixes=False)
         for policy in ("adaptive", *(gear.name for gear in engine.bundle.manifest.gears)):
             for length in (1, 60, 100):
@@ -301,14 +301,14 @@ def test_a_second_turn_reads_only_what_is_new(folder: Path, temperature: float) 
 
 
 def test_the_same_prompt_again_reads_one_token(folder: Path) -> None:
-    model = opened(CpuEngine(Bundle.open(folder), 1))
+    model = opened(CpuEngine(Bundle.open(folder), Opening(threads=1)))
     first, second = (answered(model, ids(6, 50)) for _ in range(2))
     assert first.token_ids == second.token_ids and second.prefix_tokens == 49
 
 
 def test_who_shares_a_part_copies_it(folder: Path) -> None:
     """Two chats after one beginning: neither loses its own, and drafts are as good as without."""
-    engine = CpuEngine(Bundle.open(folder), 1)
+    engine = CpuEngine(Bundle.open(folder), Opening(threads=1))
     model, fresh = opened(engine), opened(engine, prefixes=False)
     system, policy = ids(7, 30), engine.bundle.manifest.gears[-1].name
     prompts = [[*system, *ids(n, 40)] for n in (1, 2)]
@@ -335,7 +335,7 @@ def test_the_least_recently_used_goes_first(engine: Counting) -> None:
 
 def test_bitwise_starts_behind_a_prefix_with_the_same_bits(tiny_bundle: Path) -> None:
     """Of every length of the shared part, taken and copied."""
-    engine = BitwiseEngine(Bundle.open(tiny_bundle), 1)
+    engine = BitwiseEngine(Bundle.open(tiny_bundle), Opening(threads=1))
     text, rest = ids(3, 150), ids(4, 20)
     for length in (16, 31, 32, 33, 64, 100, 149):
         found = []
@@ -433,13 +433,13 @@ def run_schedules(model: OpenedBundle, wanted: dict[tuple[int, float], tuple[int
 @pytest.mark.parametrize("texts", [3, 20])
 def test_random_schedules_leave_nothing_behind(folder: Path, texts: int) -> None:
     """Threads and asyncio, given up at any time, on a budget that makes some wait."""
-    engine = CpuEngine(Bundle.open(folder), 1)
+    engine = CpuEngine(Bundle.open(folder), Opening(threads=1))
     run_schedules(opened(engine, cache_bytes=texts * engine.begin(256).bytes * 2), {}, 60, texts)
 
 
 @pytest.mark.slow
 def test_ten_thousand_schedules(folder: Path) -> None:
-    engine, wanted = CpuEngine(Bundle.open(folder), 1), dict[tuple[int, float], tuple[int, ...]]()
+    engine, wanted = CpuEngine(Bundle.open(folder), Opening(threads=1)), dict[tuple[int, float], tuple[int, ...]]()
     for seed in range(100):
         model = opened(engine, cache_bytes=random.Random(seed).randrange(3, 20) * engine.begin(256).bytes * 2)
         run_schedules(model, wanted, 100, seed)

@@ -13,6 +13,7 @@ from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
@@ -24,7 +25,7 @@ TOKENS = 24
 
 @pytest.fixture(scope="module", params=["medusa", "eagle3", "fasteagle"])
 def engine(request: pytest.FixtureRequest, tiny_bundles: dict[str, Path]) -> CpuEngine:
-    return CpuEngine(Bundle.open(tiny_bundles[request.param]), 1)
+    return CpuEngine(Bundle.open(tiny_bundles[request.param]), Opening(threads=1))
 
 
 def options(text: int, temperature: float) -> Options:

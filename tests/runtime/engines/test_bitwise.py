@@ -167,7 +167,7 @@ class BySlot(BitwiseEngine):
 
 def test_the_proof_refuses_other_bits(bundles: dict[str, Bundle]) -> None:
     with pytest.raises(BundleError, match=r"ragged.* other bits .*than plain decoding's"):
-        prove(BySlot(bundles["medusa"], 1))
+        prove(BySlot(bundles["medusa"], Opening(threads=1)))
 
 
 def test_a_bundle_without_the_graph_is_refused(bundles: dict[str, Bundle]) -> None:

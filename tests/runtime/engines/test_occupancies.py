@@ -58,7 +58,7 @@ def crowded(
             request = BuildRequest(
                 model=tiny_teacher, drafter=drafter, trees=trees, slots=(128,), prefill_rows=(8,), gears=gears
             )
-            opened[kind] = CpuEngine(Bundle.open(kept(f"crowded-{kind}", partial(build, request))), 1)
+            opened[kind] = CpuEngine(Bundle.open(kept(f"crowded-{kind}", partial(build, request))), Opening(threads=1))
         return opened[kind]
 
     return of

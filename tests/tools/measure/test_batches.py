@@ -8,6 +8,7 @@ from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.policy import Policies
 from draftwood.tools.commands.bench import _print_occupancies
 from draftwood.tools.measure.batches import bench_batches
@@ -22,7 +23,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def engine(tiny_bundle: Path) -> CpuEngine:
-    return CpuEngine(Bundle.open(tiny_bundle), 1)
+    return CpuEngine(Bundle.open(tiny_bundle), Opening(threads=1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -12,6 +12,7 @@ import pytest
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.policy import Gears, Policies
 from draftwood.runtime.tuned import keep_times, tuned_file, tuned_times
 from draftwood.tools.cli import main
@@ -32,7 +33,7 @@ def test_steps_of_several_texts_are_timed_as_a_decoding_takes_them(
     kind: str, tiny_bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every gear after both lengths; each text is committed, and set back when there is no room."""
-    engine = CpuEngine(Bundle.open(tiny_bundles[kind]), 1)
+    engine = CpuEngine(Bundle.open(tiny_bundles[kind]), Opening(threads=1))
     seen: dict[str, list[list[int]]] = {gear.name: [] for gear in engine.bundle.manifest.gears}
     honest = engine.step
 

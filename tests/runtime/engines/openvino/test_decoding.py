@@ -20,7 +20,7 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.
 
 @pytest.fixture(scope="module", params=["medusa", "eagle3", "fasteagle"])
 def engine(request: pytest.FixtureRequest, tiny_bundles: dict[str, Path]) -> OpenVinoEngine:
-    return OpenVinoEngine(Bundle.open(tiny_bundles[request.param]), 1)
+    return OpenVinoEngine(Bundle.open(tiny_bundles[request.param]), Opening(threads=1))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
