@@ -24,7 +24,7 @@ from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.sharing import Figures
 
-SECONDS = 60.0
+SECONDS = 300.0
 Schedule = tuple[int, int, float, int | None]
 
 
@@ -89,7 +89,7 @@ def test_a_long_prompt_holds_a_text_up_by_one_launch_of_it(engine: Counting, oth
 
     def all_wait() -> None:
         """Until everyone who is here stands in a queue: delays of a busy machine are no part of the bound."""
-        sharing, end = model._sharing, time.monotonic() + 0.2
+        sharing, end = model._sharing, time.monotonic() + 30
         while time.monotonic() < end:
             with sharing._lock:
                 held = sum(p.ticket is not None for p in sharing._places.values())

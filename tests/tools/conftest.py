@@ -41,7 +41,7 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
             yield f"127.0.0.1:{port}", process.pid
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(300)
 
     yield start
     shutil.rmtree(folder, ignore_errors=True)

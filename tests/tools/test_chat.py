@@ -38,7 +38,7 @@ class Terminal:
         os.close(theirs)
         self.text = ""
 
-    def until(self, pattern: str, seconds: float = 60) -> "re.Match[str]":
+    def until(self, pattern: str, seconds: float = 300) -> "re.Match[str]":
         """Waits for what it prints; what was waited for is not found again."""
         limit = time.monotonic() + seconds
         while (found := re.search(pattern, self.text)) is None:
@@ -114,7 +114,7 @@ def test_a_conversation_in_a_terminal(terminal: Terminal, tiny_bundle: Path) -> 
     terminal.until("> ")
     terminal.interrupt_until("> ")  # nothing runs
     terminal.send("\x04")
-    assert terminal.process.wait(120) == 0
+    assert terminal.process.wait(300) == 0
 
 
 def test_an_interrupt_stops_an_answer_and_nothing_else(tiny_bundle: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_interrupt_stops_an_answer_and_nothing_else(tiny_bundle: Path) -> Non
         terminal.until(r"stopped\r\n|tokens/s\r\n")  # the answer may have ended before
         terminal.until("> ")
         terminal.send("/quit\n")
-        assert terminal.process.wait(120) == 0
+        assert terminal.process.wait(300) == 0
     finally:
         terminal.close()
 
@@ -143,7 +143,7 @@ def test_an_interrupt_at_any_moment_leaves_the_conversation(terminal: Terminal, 
     terminal.send("the hat\n")
     terminal.until(r"tokens/s\r\n")
     terminal.send("/quit\n")
-    assert terminal.process.wait(120) == 0
+    assert terminal.process.wait(300) == 0
 
 
 def test_a_bundle_without_a_chat_template_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:

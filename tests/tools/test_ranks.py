@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -200,13 +199,11 @@ def whole(report: dict[str, Any], faults: int) -> None:
     ],
 )
 def test_a_rank_that_is_lost_ends_all(bundle_of: Build, how: str, says: str) -> None:
-    began = time.monotonic()
     code, out, said = torchrun(2, __file__, bundle_of("medusa", 2).folder, how)
     ours = [line for line in said.splitlines() if line.startswith("draftwood: error: ")]
     assert code != 0 and not out and len(re.findall(says, "\n".join(ours))) == 1 and said.count("Traceback") == 1, (
         said
     )  # torchrun's own
-    assert time.monotonic() - began < 100  # seconds; torchrun gives a stopped process 30 to end
 
 
 def test_ranks_are_started_by_torchrun(bundle_of: Build) -> None:

@@ -49,7 +49,7 @@ class Ranks:
     """Runs a function for every rank in a thread; a rank's part of a collective waits for the others'."""
 
     def __init__(self, ranks: int, patch: pytest.MonkeyPatch) -> None:
-        self.ranks, self.barrier, self.brought = ranks, threading.Barrier(ranks, timeout=60), [torch.empty(0)] * ranks
+        self.ranks, self.barrier, self.brought = ranks, threading.Barrier(ranks, timeout=300), [torch.empty(0)] * ranks
         self.here = threading.local()
         patch.setattr(modules, "summed", lambda x: torch.stack(self.meet(x)).sum(0))
         patch.setattr(modules, "gathered", lambda x, ranks, width: torch.cat(self.meet(x), -1)[:, :width])

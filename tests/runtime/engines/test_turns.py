@@ -16,7 +16,7 @@ from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import TeacherOutput
 
-SECONDS = 120.0
+SECONDS = 300.0
 
 
 def wait_for(turns: Turns, count: int) -> None:

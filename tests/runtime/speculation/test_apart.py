@@ -94,7 +94,7 @@ def test_who_waits_is_woken_by_the_end_of_its_text(grammars: ApartGrammars) -> N
     thread = threading.Thread(target=compile_)
     thread.start()
     held.close()
-    assert ended.wait(60)
+    assert ended.wait(300)
     thread.join()
 
 

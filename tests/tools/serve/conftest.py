@@ -22,6 +22,8 @@ import draftwood
 
 pytest.importorskip("uvicorn")
 
+# Seconds that a test waits for an event; no bound of how long the event takes, since a machine may be busy.
+WAIT = 300.0
 # A request that is still going while others come.
 LONG = {
     "prompt": "the cat sat",
@@ -80,14 +82,14 @@ class Server:
         headers = {"content-type": "application/json"} | {name.replace("_", "-"): one for name, one in headers.items()}
         request = urllib.request.Request(self.url + path, content, headers)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=WAIT) as answer:
                 return answer.status, _read(answer.read()), answer.headers
         except urllib.error.HTTPError as error:
             return error.code, _read(error.read()), error.headers
 
     def metric(self, name: str) -> float:
         """The sum over labels."""
-        with urllib.request.urlopen(self.url + "/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(self.url + "/metrics", timeout=WAIT) as answer:
             text = answer.read().decode()
         return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
@@ -102,7 +104,7 @@ class Server:
     def end(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(120)
+        return self.process.wait(WAIT)
 
 
 def _read(content: bytes) -> Any:
@@ -112,9 +114,9 @@ def _read(content: bytes) -> Any:
         return content
 
 
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
+def until(true: Callable[[], bool]) -> None:
     """Waits for a condition to come true."""
-    limit = time.monotonic() + seconds
+    limit = time.monotonic() + WAIT
     while not true():
         assert time.monotonic() < limit, "did not come true"
         time.sleep(0.02)

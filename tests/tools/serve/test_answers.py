@@ -32,7 +32,7 @@ def plain(tiny_bundle: Path) -> Any:
 def events(server: Any, path: str, body: dict) -> list[Any]:
     content = json.dumps(body | {"stream": True}).encode()
     request = urllib.request.Request(server.url + path, content, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = [line[6:] for line in answer.read().decode().splitlines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"

@@ -19,7 +19,7 @@ import draftwood
 from draftwood.errors import RequestError
 from draftwood.tools import cli
 
-from .conftest import LONG, until
+from .conftest import LONG, WAIT, until
 
 pytest.importorskip("ray", reason="needs the extra cluster")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own code
@@ -121,7 +121,7 @@ class Cluster:
             found.update({self.served_by(session): session for session in SESSIONS})
             return len(found) == 2
 
-        until(all_known, 60)
+        until(all_known)
         assert set(found) == set(self.replicas())
         return found
 
@@ -198,7 +198,7 @@ class TestTwoReplicas:
             os.kill(engine, signal.SIGSTOP)
         with ThreadPoolExecutor(12) as threads:
             asked = [threads.submit(cluster.server.ask, "/v1/completions", LONG | {"max_tokens": 4}) for _ in range(12)]
-            limit = time.monotonic() + 120
+            limit = time.monotonic() + WAIT
             while sum(one.done() for one in asked) < 5:
                 assert time.monotonic() < limit
                 time.sleep(0.05)
@@ -223,7 +223,7 @@ class TestTwoReplicas:
             os.kill(engine, signal.SIGCONT)
         assert streams[other].read().endswith(b"data: [DONE]\n\n")
         until(lambda: gone(engines[first]))
-        until(lambda: len(cluster.replicas()) == 2 and first not in cluster.replicas(), 60)
+        until(lambda: len(cluster.replicas()) == 2 and first not in cluster.replicas())
         until(lambda: cluster.server.ask("/health")[1]["models"]["tiny"]["restarts"] == 1 + (killed == "engine"))
         assert cluster.server.ask("/v1/completions", LONG, x_session_id=session[first])[0] == 200
 
@@ -235,7 +235,7 @@ class TestTwoReplicas:
         until(lambda: gone(controller))
         assert server.ask("/v1/completions", LONG)[0] == 200  # by the replicas that the front knows
         assert all(one.read().endswith(b"data: [DONE]\n\n") for one in streams)
-        until(lambda: controller not in cluster.processes("ray::ServeController") != [], 60)
+        until(lambda: controller not in cluster.processes("ray::ServeController") != [])
         assert cluster.replicas() == replicas
         os.kill(replicas[0], signal.SIGKILL)  # which the new controller replaces
         until(lambda: gone(replicas[0]))
@@ -253,7 +253,7 @@ class TestTwoReplicas:
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
                 ask = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
                 with pytest.raises(grpc.RpcError) as refused:
-                    ask(b"", timeout=60)
+                    ask(b"", timeout=WAIT)
                 assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
     def test_sigterm_ends_all_of_it(self, cluster: Cluster) -> None:
@@ -273,8 +273,8 @@ def test_a_server_whose_ray_is_killed_ends_with_an_error(
     cluster = Cluster(started(f"tiny={tiny_bundle}", "--threads", 1, command="deploy"))
     (one,), ((replica, engine),) = cluster.processes(killed), cluster.engines().items()
     os.kill(one, signal.SIGKILL)
-    assert cluster.server.process.wait(120) not in (0, -signal.SIGKILL)
-    until(lambda: gone(replica) and gone(engine), 60)
+    assert cluster.server.process.wait(WAIT) not in (0, -signal.SIGKILL)
+    until(lambda: gone(replica) and gone(engine))
 
 
 @pytest.mark.slow
@@ -304,7 +304,7 @@ def test_the_replicas_of_a_cluster_stay_for_the_next_front(
 
 def stream(server: Any, session: str) -> http.client.HTTPResponse:
     """A stream after its first line was read."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT)
     headers = {"content-type": "application/json", "x-session-id": session}
     connection.request("POST", "/v1/completions", json.dumps(LONG | {"stream": True}), headers)
     answer = connection.getresponse()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import LONG, until
+from .conftest import LONG, WAIT, until
 
 HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n"
@@ -23,7 +23,7 @@ HEAD = (
 
 def begun(server: Any, body: dict, stream: bool = True) -> http.client.HTTPConnection:
     """A request that nobody reads."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT)
     content = json.dumps(body | {"stream": stream})
     connection.request("POST", "/v1/completions", content, {"content-type": "application/json"})
     return connection
@@ -74,15 +74,13 @@ def test_a_slow_reader_delays_nobody(server: Any) -> None:
     ids=["idle", "half a header", "half a body", "body of a GET"],
 )
 def test_who_never_finishes_a_request_is_cut(server: Any, sent: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT) as connection:
         connection.sendall(sent)
-        began = time.monotonic()
         try:
-            while connection.recv(4096):
+            while connection.recv(4096):  # its deadline is 2 s; without one there is no end
                 pass
         except ConnectionResetError:
             pass
-        assert time.monotonic() - began < 55  # its deadline is 2 s; without one there is no end
 
 
 @pytest.mark.parametrize(
@@ -97,19 +95,18 @@ def test_who_never_finishes_a_request_is_cut(server: Any, sent: bytes) -> None:
     ids=["empty lines", "a header", "many headers", "a body", "chunks"],
 )
 def test_who_sends_a_request_drop_by_drop_is_cut(server: Any, sent: bytes, drop: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT) as connection:
         connection.sendall(sent)
-        began = time.monotonic()
+        limit = time.monotonic() + WAIT
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            while time.monotonic() - began < 60:
+            while time.monotonic() < limit:  # its deadline is 2 s; without one there is no end
                 connection.sendall(drop or b"\r\n")
                 time.sleep(0.2)
-        assert time.monotonic() - began < 55  # its deadline is 2 s; without one there is no end
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_that_is_too_large(server: Any, chunked: bool) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT)
     content = b'{"prompt": "' + b"x" * 40000 + b'"}'
     body = iter([content[:15000], content[15000:]]) if chunked else content
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"}, encode_chunked=chunked)
@@ -120,7 +117,7 @@ def test_a_body_that_is_too_large(server: Any, chunked: bool) -> None:
 
 def preflight(server: Any, origin: str) -> http.client.HTTPResponse:
     """A browser's question before a page of another origin may send a request with a key."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT)
     asked = {"method": "POST", "headers": "authorization"}
     headers = {f"access-control-request-{name}": value for name, value in asked.items()}
     connection.request("OPTIONS", "/v1/completions", headers={"origin": origin} | headers)
@@ -249,7 +246,7 @@ def test_sigterm_lets_eight_streams_end(started: Callable[..., Any], tiny_bundle
     assert server.ask("/v1/completions", LONG)[1]["error"]["code"] == "draining"
     os.kill(engine, signal.SIGCONT)
     assert all(answer.read().endswith(b"data: [DONE]\n\n") for answer in answers)
-    assert server.process.wait(120) == 0
+    assert server.process.wait(WAIT) == 0
     assert not any("cat sat" in line for line in server.lines)
 
 
@@ -272,7 +269,7 @@ def test_a_second_signal_ends_it_now(started: Callable[..., Any], tiny_bundle: P
     server.process.send_signal(signal.SIGTERM)
     until(lambda: server.ask("/health")[1]["status"] == "draining")
     server.process.send_signal(signal.SIGTERM)
-    server.process.wait(120)  # its first signal would have given the text 300 s
+    server.process.wait(WAIT)  # its first signal would have given the text 300 s
     with pytest.raises(ProcessLookupError):
         os.kill(engine, 0)
 
@@ -295,11 +292,11 @@ def test_several_bundles_by_name(started: Callable[..., Any], tiny_bundle: Path,
 
 
 def test_headers_that_are_too_large_are_told_so(server: Any) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT) as connection:
         connection.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + (b"x: " + b"x" * 4096 + b"\r\n") * 256)
         content = b"".join(iter(lambda: connection.recv(4096), b""))
     assert content.startswith(b"HTTP/1.1 431 ") and b"invalid_request_error" in content
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT) as connection:
         connection.sendall(b"\x16\x03\x01 no request\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
 

@@ -40,6 +40,6 @@ def test_no_fault_and_no_answer_against_the_schema(described: Any, path: str, me
     @settings(max_examples=30 if method == "post" else 3, suppress_health_check=list(HealthCheck))
     @given(case=described[path][method].as_strategy(generation_mode=way))
     def hold(case: Any) -> None:
-        case.call_and_validate(checks=CHECKS, timeout=30)
+        case.call_and_validate(checks=CHECKS, timeout=300)
 
     hold()

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from .conftest import until
+from .conftest import WAIT, until
 
 BODY = {"prompt": "the cat sat", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
 def answered(port: int) -> bool:
     """Whether the server on a port answers a text."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT)
     try:
         connection.request("POST", "/v1/completions", json.dumps(BODY), {"content-type": "application/json"})
         answer = connection.getresponse()
@@ -46,13 +46,13 @@ def test_a_full_disk_for_logs_stops_no_text(tiny_bundle: Path) -> None:
     with Path("/dev/full").open("w") as full:
         process = subprocess.Popen([*command, "--port", str(port)], stdout=full, stderr=full, env=os.environ)
     try:
-        until(lambda: answered(port), 60)
+        until(lambda: answered(port))
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         (engine,) = map(int, children.read_text().split())
         os.kill(engine, signal.SIGKILL)  # what is told of that is not written either
-        until(lambda: children.read_text().split() not in ([], [str(engine)]) and answered(port), 60)
+        until(lambda: children.read_text().split() not in ([], [str(engine)]) and answered(port))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
+        assert process.wait(WAIT) == 0
     finally:
         process.kill()
 
@@ -74,7 +74,7 @@ def test_without_file_descriptors_it_waits_and_goes_on(started: Callable[..., An
         os.kill(engine, signal.SIGKILL)
         until(lambda: any("next try in" in line for line in server.lines))
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, usual)
-    until(lambda: answered(server.port), 60)
+    until(lambda: answered(server.port))
     assert server.end() == 0
 
 
@@ -95,8 +95,8 @@ def test_a_clock_that_jumps_changes_nothing(tiny_bundle: Path) -> None:
     command = [sys.executable, "-P", "-c", JUMPING, "serve", f"tiny={tiny_bundle}", "--threads", "1"]
     process = subprocess.Popen([*command, "--port", str(port), "--limit", "deadline=20"], env=os.environ)
     try:
-        until(lambda: answered(port), 60)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        until(lambda: answered(port))
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT)
         created = set()
         for _ in range(6):  # on one connection, which no deadline may cut
             connection.request("POST", "/v1/completions", json.dumps(BODY), {"content-type": "application/json"})
@@ -104,7 +104,7 @@ def test_a_clock_that_jumps_changes_nothing(tiny_bundle: Path) -> None:
             time.sleep(0.1)
         assert len(created) > 1
         process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
+        assert process.wait(WAIT) == 0
     finally:
         process.kill()
 
@@ -124,8 +124,8 @@ def test_who_takes_nothing_for_a_minute_is_cut(started: Callable[..., Any], tiny
         reader.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + content)
         began = time.monotonic()
         until(lambda: server.metric("vllm:num_requests_running") > 0)
-        until(server.idle, 60)  # the engine has not waited
-        until(lambda: any("/v1/completions" in line for line in server.lines), 120)
+        until(server.idle)  # the engine has not waited
+        until(lambda: any("/v1/completions" in line for line in server.lines))
         assert 55 < time.monotonic() - began < 120, server.lines[-1]
         with contextlib.suppress(ConnectionResetError):
             while taken := reader.recv(1 << 20):

@@ -30,7 +30,7 @@ def test_graphs_of_several_texts_are_opened_beside_the_first_texts(
         answered = threading.Event()
 
         def opened_late(*given: Any) -> Any:
-            assert answered.wait(60), "an answer waited for a graph that it does not need"
+            assert answered.wait(300), "an answer waited for a graph that it does not need"
             return session(*given)
 
         monkeypatch.setattr(cpu, "session", opened_late)

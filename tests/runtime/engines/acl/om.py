@@ -90,7 +90,7 @@ def compile_bundle(folder: Path, scratch: Path) -> list[str]:
     (tools / "atc").write_text(ATC)
     (tools / "atc").chmod(0o755)
     environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "ATC_LOG": str(log)}
-    subprocess.run(["sh", str(folder / "npu" / "atc.sh")], check=True, env=environment, timeout=60)
+    subprocess.run(["sh", str(folder / "npu" / "atc.sh")], check=True, env=environment, timeout=300)
     bundle = Bundle.open(folder)
     weights = bundle_npu_weights(folder, bundle.manifest.graph_set("ge"))
     (folder / "npu" / "om" / "weight").mkdir()
