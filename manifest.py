@@ -15,7 +15,7 @@ import msgspec
 
 from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
-from draftwood.planned import Count, Name, Planning, Size
+from draftwood.planned import Count, FrozenFields, Name, Planning, Size
 from draftwood.planned import Gear as Gear
 
 SCHEMA_VERSION = 16
@@ -63,11 +63,7 @@ BLOCK_SLOTS = 64
 ElementType = Literal["int64", "int32", "int8", "uint4", "bool", "float32", "float16", "bfloat16"]
 
 
-class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
-
-
-class TensorSignature(_Struct, frozen=True):
+class TensorSignature(FrozenFields, frozen=True):
     """One input or output; a string in ``shape`` is a size chosen at run time."""
 
     name: Name
@@ -75,7 +71,7 @@ class TensorSignature(_Struct, frozen=True):
     shape: tuple[Size | Name, ...]
 
 
-class StepSignature(_Struct, frozen=True, kw_only=True):
+class StepSignature(FrozenFields, frozen=True, kw_only=True):
     """Inputs and outputs of one step. ``aliases`` maps an output to the input whose buffer it is written into."""
 
     name: Name
@@ -117,7 +113,7 @@ class GraphSignature(StepSignature, frozen=True, kw_only=True):
     file: BundlePath
 
 
-class Tree(_Struct, frozen=True):
+class Tree(FrozenFields, frozen=True):
     """A draft tree: ``file`` holds its rank paths and the tensorized buffers.
 
     A budget tree has no file, since the drafter chooses its shape at every step. It has M = ``rows`` - 1 nodes, of at
@@ -131,7 +127,7 @@ class Tree(_Struct, frozen=True):
     width: Count
 
 
-class Dims(_Struct, frozen=True):
+class Dims(FrozenFields, frozen=True):
     """Sizes that every graph of the bundle shares."""
 
     hidden: Size
@@ -145,7 +141,7 @@ class Dims(_Struct, frozen=True):
     context: Size
 
 
-class TokenRows(_Struct, frozen=True):
+class TokenRows(FrozenFields, frozen=True):
     """A buffer that is kept of a sequence: a row for each of its tokens, of ``heads`` parts of ``width`` numbers each.
 
     A step writes its rows after the committed ones; committing a path keeps the rows of its tokens and drops the rest.
@@ -162,7 +158,7 @@ class TokenRows(_Struct, frozen=True):
         return rows * self.heads * self.width
 
 
-class Teacher(_Struct, frozen=True):
+class Teacher(FrozenFields, frozen=True):
     """Whose output is reproduced; ``digest`` is the SHA-256 over its configuration and weights."""
 
     digest: Digest
@@ -174,7 +170,7 @@ class Teacher(_Struct, frozen=True):
     config: dict[str, Any]
 
 
-class Drafter(_Struct, frozen=True):
+class Drafter(FrozenFields, frozen=True):
     """A drafter proposes tokens: ``levels`` positions ahead, ``candidates`` ranked tokens at each."""
 
     # The compiler's name of it. The fields below and those next to the graphs say what a runtime needs to know of a
@@ -191,7 +187,7 @@ class Drafter(_Struct, frozen=True):
     config: dict[str, Any]
 
 
-class Precision(_Struct, frozen=True):
+class Precision(FrozenFields, frozen=True):
     """How the numbers of a graph set are kept; whole numbers keep their own types.
 
     ``weights`` int8 are those of the teacher's quantised layers, uint4 those of its packed ones, four or eight bits
@@ -204,7 +200,7 @@ class Precision(_Struct, frozen=True):
     caches: ElementType
 
 
-class GraphSet(_Struct, frozen=True):
+class GraphSet(FrozenFields, frozen=True):
     """All that was lowered for one target: the graphs of one rank of it, over one file of weights.
 
     All ranks of a target have the same graphs; a rank's weights alone say which part of the model it computes.
@@ -226,17 +222,17 @@ class GraphSet(_Struct, frozen=True):
     soc: str | None
     graphs: tuple[GraphSignature, ...]
     # Package -> the least release of it that the graphs need; empty if any will do.
-    needs: dict[Name, str] = {}
+    needs: dict[Name, str] = msgspec.field(default_factory=dict)
 
 
-class File(_Struct, frozen=True):
+class File(FrozenFields, frozen=True):
     """A file that the manifest vouches for."""
 
     bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     sha256: Digest
 
 
-class Manifest(_Struct, frozen=True):
+class Manifest(FrozenFields, frozen=True):
     """Everything a runtime needs to know; ``files`` gives size and SHA-256 of every other file of the bundle."""
 
     schema_version: int

@@ -25,11 +25,11 @@ MOST_STEP_US = 1e9
 LEAST_SHARE, MOST_EASE = 2e-3, 13.0
 
 
-class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
+class FrozenFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A part of a file of ours: no field is left out unless it has a default, and none is added."""
 
 
-class Gear(_Struct, frozen=True):
+class Gear(FrozenFields, frozen=True):
     """One static shape to decode with: a tree at a KV length.
 
     If confidence classes were planned, ``tree`` is that of the lowest, and ``class_trees`` those of the others,
@@ -75,7 +75,7 @@ def named_gears(shapes: Iterable[tuple[tuple[str, ...], int]]) -> tuple[Gear, ..
     return tuple(gears.values())
 
 
-class LengthEase(_Struct, frozen=True):
+class LengthEase(FrozenFields, frozen=True):
     """How much easier to draft a text is that begins after ``tokens`` tokens or more, up to the next entry's, than any
     text. The log-odds are added to every level's chance; below 0 such texts are harder."""
 
@@ -83,7 +83,7 @@ class LengthEase(_Struct, frozen=True):
     ease: float
 
 
-class Prior(_Struct, frozen=True):
+class Prior(FrozenFields, frozen=True):
     """The counts of one sampling class.
 
     ``confidence`` is the share of steps in each confidence class. ``reached``, of each tree and in each class, is the
@@ -121,7 +121,7 @@ class Prior(_Struct, frozen=True):
         return next((entry.ease for entry in reversed(self.lengths) if length >= entry.tokens), 0.0)
 
 
-class StepTime(_Struct, frozen=True):
+class StepTime(FrozenFields, frozen=True):
     """The time of a step of a gear after a text of ``length`` tokens, draft, verify and host together.
 
     ``late`` are tokens missing in the drafter's caches, beyond those of one step. The time is that of a launch of
@@ -141,7 +141,7 @@ class StepTime(_Struct, frozen=True):
             )
 
 
-class Planning(_Struct, frozen=True):
+class Planning(FrozenFields, frozen=True):
     """A policy's knowledge of the gears. ``bounds`` are the confidences at which classes begin, but the first: none for
     one class.
 

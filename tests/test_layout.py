@@ -194,3 +194,13 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
         if word in path.read_text(encoding="utf-8")
     }
     assert not named
+
+
+def test_a_class_name_stands_once() -> None:
+    owners: dict[str, set[str]] = {}
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    owners.setdefault(node.name, set()).add(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: places for name, places in owners.items() if len(places) > 1} == {}

@@ -124,7 +124,7 @@ def _cann_folder() -> str | None:
     return str(folder) if folder else None
 
 
-class Ended(NamedTuple):
+class CommandEnd(NamedTuple):
     """How a command ended; its code is -1 where it could not be started or took too long."""
 
     code: int
@@ -132,7 +132,7 @@ class Ended(NamedTuple):
     words: str
 
 
-def ended(command: Sequence[str], limit_s: float) -> Ended:
+def ended(command: Sequence[str], limit_s: float) -> CommandEnd:
     """Runs a command, and ends it with all that it has started when its time is over or this process is interrupted."""
     silent, pipe = subprocess.DEVNULL, subprocess.PIPE
     try:
@@ -140,12 +140,12 @@ def ended(command: Sequence[str], limit_s: float) -> Ended:
             command, stdin=silent, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
         )
     except OSError as error:
-        return Ended(-1, "", str(error))
+        return CommandEnd(-1, "", str(error))
     try:
         out, words = process.communicate(timeout=limit_s)
-        return Ended(process.returncode, out, words)
+        return CommandEnd(process.returncode, out, words)
     except subprocess.TimeoutExpired:
-        return Ended(-1, "", f"took longer than {limit_s:g} s")
+        return CommandEnd(-1, "", f"took longer than {limit_s:g} s")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

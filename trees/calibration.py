@@ -46,7 +46,7 @@ HELD_FOLDS = 8
 _Row = tuple[bytes, int, str, int, int]
 
 
-class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The first line of a file: the models of its columns, and their number."""
 
     format: Literal["draftwood.calibration"] = CALIBRATION_FORMAT
@@ -232,7 +232,7 @@ class Calibration:
                 contexts.ranks_ND[inside_ND].tobytes(),
             ]
         )
-        header = _Header(
+        header = _Columns(
             contexts=contexts.total,
             grouped=self._grouped,
             sampled=self._sampled,
@@ -249,7 +249,7 @@ class Calibration:
     def from_bytes(cls, data: bytes, where: str = "calibration") -> Self:
         """The statistics in `data`, as `to_bytes` writes them; TreeError if they are damaged or something else."""
         line, _, payload = data.partition(b"\n")
-        header = read_form(line, _Header, CALIBRATION_FORMAT, CALIBRATION_VERSION, where)
+        header = read_form(line, _Columns, CALIBRATION_FORMAT, CALIBRATION_VERSION, where)
         if hashlib.sha256(payload).hexdigest() != header.sha256:
             raise TreeError(f"{where}: damaged: its columns do not have the digest in its first line; calibrate again")
         result = cls()
@@ -363,7 +363,7 @@ def _distinct(parts: Iterable[Contexts]) -> Contexts:
     return Contexts(ranks_ND[distinct], counts, *(rest[f.name][distinct] for f in fields(Contexts)[2:]))
 
 
-def _columns(payload: bytes, header: _Header, where: str) -> Contexts:
+def _columns(payload: bytes, header: _Columns, where: str) -> Contexts:
     rows, ranks = header.rows, header.ranks
     if len(payload) != 10 * rows + ranks:
         raise TreeError(f"{where}: expected {10 * rows + ranks} bytes after its first line, got {len(payload)}")
@@ -380,7 +380,7 @@ def _columns(payload: bytes, header: _Header, where: str) -> Contexts:
     )
 
 
-def _check(contexts: Contexts, header: _Header, where: str) -> None:
+def _check(contexts: Contexts, header: _Columns, where: str) -> None:
     inside_ND = contexts.ranks_ND != END
     sound = (
         contexts.total == header.contexts

@@ -89,7 +89,7 @@ class LatencyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return (self.texts, *(getattr(self, name) for name in _SHAPES[self.kind]))
 
 
-class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A figure that a model used, and why it is believed."""
 
     name: _Text
@@ -124,7 +124,7 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drafter: Mapping[str, Any] = {}
     # Remarks for readers of the figures, a sentence each.
     notes: tuple[str, ...] = ()
-    constants: tuple[Constant, ...] = ()
+    constants: tuple[Assumption, ...] = ()
     entries: tuple[LatencyEntry, ...]
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from draftwood.errors import TreeError
 from draftwood.trees.calibration import END, FOLDS, Contexts
-from draftwood.trees.plan_file import Expected
+from draftwood.trees.plan_file import ExpectedLength
 from draftwood.trees.topology import Topology
 
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; as many folds as one part can have.
@@ -32,7 +32,7 @@ def visits(contexts: Contexts, topology: Topology) -> NDArray[np.float64]:
     return visits_FT
 
 
-def mean_of_folds(sums_F: NDArray[np.float64], contexts_F: NDArray[np.float64]) -> Expected | None:
+def mean_of_folds(sums_F: NDArray[np.float64], contexts_F: NDArray[np.float64]) -> ExpectedLength | None:
     """The mean over all contexts of what adds up to `sums_F` in each fold; None without contexts.
 
     The interval is that of a ratio estimator whose observations are folds (Cochran, Sampling Techniques, 6.5). It is
@@ -44,9 +44,9 @@ def mean_of_folds(sums_F: NDArray[np.float64], contexts_F: NDArray[np.float64]) 
     mean = float(sums_F.sum() / total)
     clusters = int((contexts_F > 0).sum())
     if clusters < 2:
-        return Expected(tokens=mean, interval=None, contexts=int(total))
+        return ExpectedLength(tokens=mean, interval=None, contexts=int(total))
     half = _t(clusters - 1) * standard_error(sums_F, contexts_F)
-    return Expected(tokens=mean, interval=(mean - half, mean + half), contexts=int(total))
+    return ExpectedLength(tokens=mean, interval=(mean - half, mean + half), contexts=int(total))
 
 
 def standard_error(sums_F: NDArray[np.float64], contexts_F: NDArray[np.float64]) -> float:

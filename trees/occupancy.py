@@ -50,7 +50,7 @@ class Occupancy:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class OccupancyCost:
     """The cost of serving an occupancy, of ``shares_L`` of the tokens in each length class, by graphs for ``sizes``."""
 
     occupancy: Occupancy

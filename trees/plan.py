@@ -28,7 +28,7 @@ from draftwood.trees.choice import Choice, choose
 from draftwood.trees.confidence import best_bounds, split
 from draftwood.trees.latency import LatencyTable
 from draftwood.trees.measure import curve, mean_of_folds, visits
-from draftwood.trees.occupancy import Occupancy, Service
+from draftwood.trees.occupancy import Occupancy, OccupancyCost
 from draftwood.trees.plan_file import Baseline, Cost, Limits, Plan, PlannedTree, Promise, Served, Stair
 from draftwood.trees.prior import counted_prior
 from draftwood.trees.rivals import rivals
@@ -37,7 +37,7 @@ from draftwood.trees.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _Contexts:
     """The contexts for making trees and for reporting, and the confidence bins that split both into classes."""
 
     counted: Contexts
@@ -57,7 +57,7 @@ class _Chosen:
     options: list[GearShape]
     us_GC: NDArray[np.float64]
     choice: Choice
-    service: Service
+    service: OccupancyCost
 
     @property
     def gears(self) -> list[GearShape]:
@@ -101,7 +101,7 @@ def make_plan(
     counted, heldout = both.part("counted"), both.part("heldout")
     _check(both, counted, limits)
     best = search(counted, limits.nodes, limits.depth, limits.children)
-    parts = _Parts(counted, heldout, best_bounds(counted, classes, limits.nodes, limits.depth, limits.children))
+    parts = _Contexts(counted, heldout, best_bounds(counted, classes, limits.nodes, limits.depth, limits.children))
     chosen = _choose(parts, table, limits, occupancy or Occupancy.even(max(table.texts))) if table else None
     gear_shapes = chosen.gears if chosen else _by_size(split(counted, parts.bounds), limits)
     shapes = [equal_rows(shape) for shape in gear_shapes]
@@ -162,13 +162,13 @@ def _by_size(classes: Sequence[Contexts], limits: Limits) -> list[GearShape]:
     return list(dict.fromkeys(gears))
 
 
-def _choose(parts: _Parts, table: LatencyTable, limits: Limits, occupancy: Occupancy) -> _Chosen:
+def _choose(parts: _Contexts, table: LatencyTable, limits: Limits, occupancy: Occupancy) -> _Chosen:
     lengths, too_long = length_classes(parts.counted, table, limits.nodes, parts.bounds)
     by_texts = [candidates(lengths, table, limits, texts) for texts in table.texts]
     # Plain batches come first: they are always included.
     options = [gears[0] for gears in by_texts] + [gear for gears in by_texts for gear in gears[1:]]
     us_GC = token_us(options, lengths, table)
-    service = Service(occupancy, np.array([length.share for length in lengths]), table.texts)
+    service = OccupancyCost(occupancy, np.array([length.share for length in lengths]), table.texts)
     times_GC = spread(us_GC, [gear.texts for gear in options], table.texts)
     choice = choose(times_GC, service.weights_C(), limits.gears, always=len(by_texts), cost=service.cost)
     return _Chosen(lengths, too_long, options, us_GC, choice, service)
@@ -180,7 +180,7 @@ def spread(us_GL: NDArray[np.float64], texts: Sequence[int], sizes: Sequence[int
     return np.where(own_GB[:, None, :], us_GL[:, :, None], np.inf).reshape(len(us_GL), -1)
 
 
-def _named_trees(shapes: Sequence[GearShape], parts: _Parts) -> Trees:
+def _named_trees(shapes: Sequence[GearShape], parts: _Contexts) -> Trees:
     """Every distinct tree, by confidence class and topology; plain decoding is one for all classes."""
     planned: Trees = {}
     names: set[str] = set()
@@ -261,7 +261,7 @@ def _times(gears: Sequence[Gear], trees: Trees, table: LatencyTable) -> Iterable
             yield StepTime(gear=gear.name, length=slots, us=round(step_us(table, shape, slots), 3), texts=texts)
 
 
-def _cost(chosen: _Chosen, names: Sequence[str], parts: _Parts, table: LatencyTable, limits: Limits) -> Cost:
+def _cost(chosen: _Chosen, names: Sequence[str], parts: _Contexts, table: LatencyTable, limits: Limits) -> Cost:
     """The cost of the chosen gears, whose names are ``names``."""
     service = chosen.service
     # Plain decoding, too, picks the KV length and the launches.
@@ -307,7 +307,7 @@ def _on_heldout(
     served: Sequence[Served],
     names: Sequence[str],
     plain_C: NDArray[np.float64],
-    parts: _Parts,
+    parts: _Contexts,
     table: LatencyTable,
     limits: Limits,
 ) -> tuple[float | None, float | None]:
@@ -368,7 +368,7 @@ def _stairs(chosen: _Chosen, table: LatencyTable) -> tuple[Stair, ...]:
 
 
 def _baselines(
-    nodes: int, best: Search, parts: _Parts, table: LatencyTable | None, limits: Limits
+    nodes: int, best: Search, parts: _Contexts, table: LatencyTable | None, limits: Limits
 ) -> Iterable[Baseline]:
     """Trees of other methods, of at most as many nodes as the largest planned one."""
     nodes = nodes or limits.nodes

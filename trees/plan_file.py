@@ -10,16 +10,12 @@ from typing import Final, Literal
 
 import msgspec
 
-from draftwood.planned import Gear, Name, Planning
+from draftwood.planned import FrozenFields, Gear, Name, Planning
 from draftwood.trees._json import read_form
 from draftwood.trees.topology import Topology
 
 PLAN_FORMAT: Final = "draftwood.plan"
 PLAN_VERSION: Final = 4
-
-
-class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,7 +27,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gears: int = 4
 
 
-class Expected(_Struct, frozen=True):
+class ExpectedLength(FrozenFields, frozen=True):
     """An expected accept length, bonus counted.
 
     Args:
@@ -45,14 +41,14 @@ class Expected(_Struct, frozen=True):
     contexts: int
 
 
-class Promise(_Struct, frozen=True):
+class Promise(FrozenFields, frozen=True):
     """A tree's expected accept length, bonus counted; ``heldout`` is None if nothing was held out."""
 
-    counted: Expected
-    heldout: Expected | None
+    counted: ExpectedLength
+    heldout: ExpectedLength | None
 
 
-class PlannedTree(_Struct, frozen=True):
+class PlannedTree(FrozenFields, frozen=True):
     """A tree's rank paths, its confidence class, and its expected accept length there. ``counted_shares`` and
     ``heldout_shares`` are parallel to the paths: the share of contexts through each node."""
 
@@ -69,7 +65,7 @@ class PlannedTree(_Struct, frozen=True):
         return Topology.from_paths(self.paths)
 
 
-class Served(_Struct, frozen=True):
+class Served(FrozenFields, frozen=True):
     """``texts`` texts in a class of context lengths, their share of the tokens, and the gears that serve them fastest,
     one for each launch. A token takes ``us_per_token`` of the device, and ``texts`` times that of a text's own time."""
 
@@ -81,7 +77,7 @@ class Served(_Struct, frozen=True):
     plain_us_per_token: float
 
 
-class Rivals(_Struct, frozen=True):
+class Rivals(FrozenFields, frozen=True):
     """Device time per token of ``texts`` texts for the plan and three rivals. The rivals are plain batches, the best
     chain for each number of texts, and trees planned for one text."""
 
@@ -93,7 +89,7 @@ class Rivals(_Struct, frozen=True):
     single_us_per_token: float
 
 
-class Stair(_Struct, frozen=True):
+class Stair(FrozenFields, frozen=True):
     """A stair of the cost: a step's time with so many texts and rows, and its best gain, over all lengths."""
 
     texts: int
@@ -105,7 +101,7 @@ class Stair(_Struct, frozen=True):
     us_per_token: float
 
 
-class Cost(_Struct, frozen=True):
+class Cost(FrozenFields, frozen=True):
     """Expected time per token of the chosen gears.
 
     Args:
@@ -128,7 +124,7 @@ class Cost(_Struct, frozen=True):
     rivals: tuple[Rivals, ...]
 
 
-class Baseline(_Struct, frozen=True):
+class Baseline(FrozenFields, frozen=True):
     """A tree by another method; its time per token if each context took it at the KV length it needs.
 
     ``us_per_token`` is None without a latency table, or if the table has no such step or draft.
@@ -141,7 +137,7 @@ class Baseline(_Struct, frozen=True):
     us_per_token: float | None
 
 
-class Plan(_Struct, frozen=True, kw_only=True):
+class Plan(FrozenFields, frozen=True, kw_only=True):
     """A whole plan, as its file holds it.
 
     Args:

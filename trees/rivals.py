@@ -11,7 +11,7 @@ from draftwood.errors import TreeError
 from draftwood.trees.candidates import GearShape, LengthClass, token_us
 from draftwood.trees.choice import Choice, choose
 from draftwood.trees.latency import LatencyTable
-from draftwood.trees.occupancy import Service
+from draftwood.trees.occupancy import OccupancyCost
 from draftwood.trees.plan_file import Limits, Rivals
 from draftwood.trees.topology import Topology
 
@@ -21,7 +21,7 @@ def rivals(
     options: Sequence[GearShape],
     us_GL: NDArray[np.float64],
     choice: Choice,
-    service: Service,
+    service: OccupancyCost,
     table: LatencyTable,
     limits: Limits,
 ) -> tuple[Rivals, ...]:
@@ -66,7 +66,7 @@ def rivals(
 
 
 def _chains(
-    lengths: Sequence[LengthClass], service: Service, table: LatencyTable, limits: Limits
+    lengths: Sequence[LengthClass], service: OccupancyCost, table: LatencyTable, limits: Limits
 ) -> NDArray[np.float64]:
     """float64[L, B] of the best chain for each length class and number of texts."""
     deepest = min(
@@ -80,7 +80,7 @@ def _single(
     lengths: Sequence[LengthClass],
     options: Sequence[GearShape],
     us_GL: NDArray[np.float64],
-    service: Service,
+    service: OccupancyCost,
     table: LatencyTable,
     limits: Limits,
 ) -> NDArray[np.float64]:
@@ -92,7 +92,7 @@ def _single(
 
 
 def _repeated(
-    lengths: Sequence[LengthClass], trees: Sequence[tuple[Topology, ...]], service: Service, table: LatencyTable
+    lengths: Sequence[LengthClass], trees: Sequence[tuple[Topology, ...]], service: OccupancyCost, table: LatencyTable
 ) -> NDArray[np.float64]:
     """float64[L, B] of the best of some trees, for every number of texts, at the KV length that each class needs."""
     us_LB = np.full((len(lengths), len(service.sizes)), np.inf)

@@ -27,7 +27,7 @@ PLAIN = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _Packed32:
     """One tensor's ``whole`` [R, B, 32] less the zero, ``scale`` [R, B] and, if its kind has one, ``minimum``."""
 
     whole: NDArray[Any]
@@ -106,29 +106,29 @@ def _fifth(field: NDArray[np.uint8]) -> NDArray[np.int16]:
     return np.unpackbits(field, axis=-1, bitorder="little").astype(np.int16) << 4
 
 
-def _q4_0(rows: NDArray[np.uint8]) -> _Parts:
+def _q4_0(rows: NDArray[np.uint8]) -> _Packed32:
     scale, quants = _blocks(rows, 2, 16)
-    return _Parts(_nibbles(quants) - 8, _half(scale))
+    return _Packed32(_nibbles(quants) - 8, _half(scale))
 
 
-def _q4_1(rows: NDArray[np.uint8]) -> _Parts:
+def _q4_1(rows: NDArray[np.uint8]) -> _Packed32:
     scale, minimum, quants = _blocks(rows, 2, 2, 16)
-    return _Parts(_nibbles(quants), _half(scale), _half(minimum))
+    return _Packed32(_nibbles(quants), _half(scale), _half(minimum))
 
 
-def _q5_0(rows: NDArray[np.uint8]) -> _Parts:
+def _q5_0(rows: NDArray[np.uint8]) -> _Packed32:
     scale, high, quants = _blocks(rows, 2, 4, 16)
-    return _Parts((_nibbles(quants) | _fifth(high)) - 16, _half(scale))
+    return _Packed32((_nibbles(quants) | _fifth(high)) - 16, _half(scale))
 
 
-def _q5_1(rows: NDArray[np.uint8]) -> _Parts:
+def _q5_1(rows: NDArray[np.uint8]) -> _Packed32:
     scale, minimum, high, quants = _blocks(rows, 2, 2, 4, 16)
-    return _Parts(_nibbles(quants) | _fifth(high), _half(scale), _half(minimum))
+    return _Packed32(_nibbles(quants) | _fifth(high), _half(scale), _half(minimum))
 
 
-def _q8_0(rows: NDArray[np.uint8]) -> _Parts:
+def _q8_0(rows: NDArray[np.uint8]) -> _Packed32:
     scale, quants = _blocks(rows, 2, 32)
-    return _Parts(quants.view(np.int8), _half(scale))
+    return _Packed32(quants.view(np.int8), _half(scale))
 
 
 def _k_scales(rows: NDArray[np.uint8], *more: int) -> tuple[list[NDArray[np.uint8]], NDArray[Any], NDArray[Any]]:
@@ -153,26 +153,26 @@ def _pairs(field: NDArray[np.uint8]) -> NDArray[np.int16]:
     )
 
 
-def _q4_k(rows: NDArray[np.uint8]) -> _Parts:
+def _q4_k(rows: NDArray[np.uint8]) -> _Packed32:
     (quants,), scale_RB, minimum_RB = _k_scales(rows, 128)
-    return _Parts(_pairs(quants), scale_RB, minimum_RB)
+    return _Packed32(_pairs(quants), scale_RB, minimum_RB)
 
 
-def _q5_k(rows: NDArray[np.uint8]) -> _Parts:
+def _q5_k(rows: NDArray[np.uint8]) -> _Packed32:
     (high, quants), scale_RB, minimum_RB = _k_scales(rows, 32, 128)
     # Bit i of byte j belongs to number j of block i.
     fifth = (high[:, :, None] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    return _Parts(_pairs(quants) | (fifth.reshape(len(rows), -1, BLOCK).astype(np.int16) << 4), scale_RB, minimum_RB)
+    return _Packed32(_pairs(quants) | (fifth.reshape(len(rows), -1, BLOCK).astype(np.int16) << 4), scale_RB, minimum_RB)
 
 
-def _iq4_nl(rows: NDArray[np.uint8]) -> _Parts:
+def _iq4_nl(rows: NDArray[np.uint8]) -> _Packed32:
     from gguf.quants import IQ4_NL
 
     scale, quants = _blocks(rows, 2, 16)
-    return _Parts(np.array(IQ4_NL.kvalues, np.int16)[_nibbles(quants)], _half(scale))
+    return _Packed32(np.array(IQ4_NL.kvalues, np.int16)[_nibbles(quants)], _half(scale))
 
 
-def _iq4_xs(rows: NDArray[np.uint8]) -> _Parts:
+def _iq4_xs(rows: NDArray[np.uint8]) -> _Packed32:
     from gguf.quants import IQ4_NL
 
     scale, high, low, quants = _blocks(rows, 2, 2, 4, 128)
@@ -180,10 +180,10 @@ def _iq4_xs(rows: NDArray[np.uint8]) -> _Parts:
     bottoms = np.stack((low & 15, low >> 4), -1).reshape(tops.shape)
     steps = (bottoms.astype(np.int16) | (tops.astype(np.int16) << 4)) - 32
     whole = np.array(IQ4_NL.kvalues, np.int16)[_nibbles(quants.reshape(len(rows), -1, 16))]
-    return _Parts(whole, (_half(scale)[..., None] * steps.astype(np.float32)).reshape(len(rows), -1))
+    return _Packed32(whole, (_half(scale)[..., None] * steps.astype(np.float32)).reshape(len(rows), -1))
 
 
-_READERS: Mapping[str, Callable[[NDArray[np.uint8]], _Parts]] = {
+_READERS: Mapping[str, Callable[[NDArray[np.uint8]], _Packed32]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k,
     "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
 }  # fmt: skip

@@ -32,7 +32,7 @@ _FETCH = "fetch the file again"
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class MetadataArray:
     """An array of the metadata: its elements' type, how many there are, and where the first stands."""
 
     kind: int
@@ -41,7 +41,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor's place in the file; ``shape`` is outermost axis first, ``kind`` is ggml's name for its blocks."""
 
     file: Path
@@ -57,7 +57,7 @@ class Header:
 
     path: Path
     fields: Mapping[str, Any]
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
 
     def array(self, key: str) -> list[Any]:
         """The elements of an array of the metadata; empty if there is no such key.
@@ -68,7 +68,7 @@ class Header:
         place = self.fields.get(key)
         if place is None:
             return []
-        if not isinstance(place, Array):
+        if not isinstance(place, MetadataArray):
             raise CheckpointError(f"{self.path}: {key} is {place!r}; expected an array; {_FETCH}")
         with self.path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             cursor = _Cursor(self.path, mapped, place.start)
@@ -138,7 +138,7 @@ class _Cursor:
             self.fail(f"{key} has a value of type {kind}; expected 0 to 12")
         return self.array(key)
 
-    def array(self, key: str) -> Array:
+    def array(self, key: str) -> MetadataArray:
         kind, count = self.number("I", key), self.number("Q", key)
         if kind not in _SCALARS and kind != _STRING:
             self.fail(f"{key} is an array of type {kind}; expected numbers or strings, not arrays of arrays")
@@ -151,7 +151,7 @@ class _Cursor:
                 self.skip(self.number("Q", key), key)
         else:
             self.skip(count * least, key)
-        return Array(kind, count, start)
+        return MetadataArray(kind, count, start)
 
 
 def _header(cursor: _Cursor) -> Header:
@@ -210,14 +210,14 @@ def _size(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int) -> tupl
 
 def _laid_out(
     cursor: _Cursor, fields: Mapping[str, Any], placed: list[tuple[str, tuple[int, ...], str, int, int]]
-) -> dict[str, Stored]:
+) -> dict[str, StoredTensor]:
     """The tensors by name. None may overlap another or the end of the file."""
     alignment = fields.get("general.alignment", _ALIGNMENT)
     whole = isinstance(alignment, int) and not isinstance(alignment, bool)
     if not whole or not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
         cursor.fail(f"general.alignment is {alignment!r}; expected a power of two up to {_LARGEST_ALIGNMENT}")
     begin = -(-cursor.at // alignment) * alignment
-    tensors, reached = dict[str, Stored](), 0
+    tensors, reached = dict[str, StoredTensor](), 0
     for name, shape, kind, offset, size in sorted(placed, key=lambda tensor: tensor[3]):
         if name in tensors:
             cursor.fail(f"has tensor {name} twice; expected it once")
@@ -226,5 +226,5 @@ def _laid_out(
         reached = offset + size
         if begin + reached > len(cursor.held):
             cursor.fail(f"tensor {name} ends at byte {begin + reached}; the file has {len(cursor.held)}")
-        tensors[name] = Stored(cursor.path, shape, kind, begin + offset, size)
+        tensors[name] = StoredTensor(cursor.path, shape, kind, begin + offset, size)
     return tensors

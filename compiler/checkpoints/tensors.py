@@ -27,7 +27,7 @@ _LONGEST_NAME, _MOST_PICKLE = 1000, 64 << 20
 Reader = Callable[[str], Tensor]
 
 
-class Stored(NamedTuple):
+class DrafterTensors(NamedTuple):
     """A drafter's folder, the file or folder of its tensors, and the tensors by key; errors name ``where``: one file,
     or the folder."""
 
@@ -38,19 +38,19 @@ class Stored(NamedTuple):
     read: Reader
 
 
-def open_stored(path: Path, drafter: str) -> Stored:
+def open_stored(path: Path, drafter: str) -> DrafterTensors:
     """The tensors of a drafter's folder, in one file or in shards, or of its file; CheckpointError names what is
     looked for."""
     if path.is_file() and path.suffix in (".safetensors", ".bin", ".pt"):
-        return Stored(path.parent, path, (path,), *open_tensors(path))
+        return DrafterTensors(path.parent, path, (path,), *open_tensors(path))
     for name in _FILES:
         if (path / name).is_file():
-            return Stored(path, path / name, (path / name,), *open_tensors(path / name))
+            return DrafterTensors(path, path / name, (path / name,), *open_tensors(path / name))
     if not (path / "model.safetensors.index.json").is_file():
         raise CheckpointError(f"{path}: no {drafter} drafter; expected a folder with {' or '.join(_FILES)}, or shards")
     entries = folder_entries(path)
     files = tuple(sorted({entry.file for entry in entries.values()}))
-    return Stored(path, path, files, entries, lambda key: read_tensor(entries[key].file, key))
+    return DrafterTensors(path, path, files, entries, lambda key: read_tensor(entries[key].file, key))
 
 
 def _check_names(file: Path) -> None:

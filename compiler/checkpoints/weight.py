@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class WeightParts:
     """The published tensors that make one weight: their names and shapes, in order.
 
     Unless ``combine`` makes the weight of them in another way, they are concatenated along dimension 0 and have the
@@ -40,7 +40,7 @@ class Parts:
         return value if self.shape is None else value.view(self.shape)
 
 
-def shapes_of(parts: Mapping[str, Parts]) -> dict[str, Shape]:
+def shapes_of(parts: Mapping[str, WeightParts]) -> dict[str, Shape]:
     """Published name -> shape of all that the weights are made of."""
     return {name: shape for part in parts.values() for name, shape in part.tensors}
 

@@ -17,7 +17,7 @@ from draftwood.compiler.device.constants import (
 )
 from draftwood.compiler.device.operators import Op
 from draftwood.errors import RequestError
-from draftwood.trees.latency import Constant, Mark
+from draftwood.trees.latency import Assumption, Mark
 
 _MSMODELING = "Ascend/msmodeling, tensor_cast/device.py, profile"
 
@@ -65,7 +65,7 @@ class DeviceSpec:
         """Whether a matrix product waits for its weights rather than for the cube."""
         return op.memory / (self.bandwidth * MEMORY_EFFICIENCY.value) >= op.cube / (self.cube * CUBE_EFFICIENCY.value)
 
-    def constants(self, ranks: int = 1) -> tuple[Constant, ...]:
+    def constants(self, ranks: int = 1) -> tuple[Assumption, ...]:
         """This device's figures, as a table lists them; those of its links where several run together."""
         figures = {
             "bf16 peak of the cube": (self.cube, "FLOP/s"),
@@ -76,7 +76,7 @@ class DeviceSpec:
             figures["peak bandwidth of all links"] = (self.link, "bytes/s")
             figures["time of a hop between devices"] = (self.hop, "s")
         return tuple(
-            Constant(name=name, value=value, unit=unit, mark=self.mark, source=self.profile)
+            Assumption(name=name, value=value, unit=unit, mark=self.mark, source=self.profile)
             for name, (value, unit) in figures.items()
         )
 

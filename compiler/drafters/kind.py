@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
+class TrainingOption:
     """An option of a kind's training; on the command line it is a flag of that name."""
 
     help: str
@@ -47,7 +47,7 @@ class Kind:
     # Its class, a `DraftModel`, as "module:Class".
     source: str
     # Options of training, by name; empty if such drafters cannot be trained here.
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, TrainingOption] = field(default_factory=dict)
     # The class of its cost on a device, a `DraftCost`, as "module:Class", and the sizes that follow the kind's name
     # there. None if no cost is known.
     cost_source: str | None = None
@@ -85,8 +85,8 @@ def _named(source: str) -> Any:
 
 
 _HERE = "draftwood.compiler.drafters"
-_DRAFT_VOCABULARY = Option(help="draft only the N most written ids", value="N", least=1)
-_SHARED_NOISE = Option(
+_DRAFT_VOCABULARY = TrainingOption(help="draft only the N most written ids", value="N", least=1)
+_SHARED_NOISE = TrainingOption(
     help="on sampled text learn the teacher's draw, with noise that both share", read=None, default=False
 )
 
@@ -98,8 +98,8 @@ MEDUSA = Kind(
     cost_source=f"{_HERE}.medusa.cost:MedusaCost",
     cost_sizes=":HEADS[:tied]",
     options={
-        "levels": Option(help="heads (4)", default=4, least=1),
-        "layers": Option(help="residual blocks a head (1)", default=1, least=0),
+        "levels": TrainingOption(help="heads (4)", default=4, least=1),
+        "layers": TrainingOption(help="residual blocks a head (1)", default=1, least=0),
         "shared_noise": _SHARED_NOISE,
     },
 )
@@ -119,7 +119,7 @@ EAGLE3 = Kind(
     cost_source=f"{_HERE}.eagle3.cost:Eagle3Cost",
     cost_sizes="[:VOCABULARY]",
     options={
-        "levels": Option(help="steps of the training-time test (7)", default=7, least=1),
+        "levels": TrainingOption(help="steps of the training-time test (7)", default=7, least=1),
         "draft_vocab": _DRAFT_VOCABULARY,
         "shared_noise": _SHARED_NOISE,
     },
@@ -132,10 +132,10 @@ FASTEAGLE = Kind(
     cost_source=f"{_HERE}.fasteagle.cost:FastEagleCost",
     cost_sizes=":LAYERS[:VOCABULARY[:HEADS:KV_HEADS:MLP]]",
     options={
-        "levels": Option(help="layers (4)", default=4, least=1),
+        "levels": TrainingOption(help="layers (4)", default=4, least=1),
         "draft_vocab": _DRAFT_VOCABULARY,
         "shared_noise": _SHARED_NOISE,
-        "layer_sizes": Option(
+        "layer_sizes": TrainingOption(
             help="query heads, key/value heads and MLP width of a layer (the teacher's)",
             count=3,
             value=("HEADS", "KV_HEADS", "MLP"),
@@ -150,8 +150,8 @@ DSPARK = Kind(
     cost_source=f"{_HERE}.dspark.cost:DSparkCost",
     cost_sizes=":LEVELS[:LAYERS[:VOCABULARY[:RANK]]]",
     options={
-        "levels": Option(help="rows of the block, each a level (5)", default=5, least=2),
-        "layers": Option(help="layers of the block (1)", default=1, least=1),
+        "levels": TrainingOption(help="rows of the block, each a level (5)", default=5, least=2),
+        "layers": TrainingOption(help="layers of the block (1)", default=1, least=1),
         "shared_noise": _SHARED_NOISE,
     },
 )

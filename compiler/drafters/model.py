@@ -52,7 +52,7 @@ class Lengths(NamedTuple):
 ANY_LENGTH = Lengths((0,), (0,))
 
 
-class Folder(NamedTuple):
+class DrafterFolder(NamedTuple):
     """The contents of a drafter's folder: config.json, and a file of tensors by key."""
 
     fields: dict[str, Any]
@@ -75,7 +75,7 @@ class DraftModel(ABC):
     # Whether candidates depend on the nodes above them: then it can choose a tree's shape while growing it.
     follows_nodes: ClassVar[bool] = False
     # Other engines' layouts: each writes a folder of the drafter's checkpoint, its teacher, and what that is called.
-    layouts: ClassVar[Mapping[str, Callable[[Any, Checkpoint, str], Folder]]] = {}
+    layouts: ClassVar[Mapping[str, Callable[[Any, Checkpoint, str], DrafterFolder]]] = {}
     # Its sizes, a dataclass that goes into the manifest.
     config: Any
 
@@ -124,7 +124,7 @@ class DraftModel(ABC):
         return import_module(cls.training)
 
     @classmethod
-    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
+    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> DrafterFolder:
         """A drafter, by its ``checkpoint``, in another engine's ``layout``.
 
         If the layout names its teacher, that is ``verifier``.

@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionNode:
     """One fused attention node with the values that the rules read; shapes of BNSD are [B, N|K, T|C, D]."""
 
     node: Node
@@ -85,7 +85,7 @@ def _operators(graph: Graph, shapes: Shapes) -> Iterator[Finding]:
             yield Finding(level, node.name, node.type, message, source)
 
 
-def _attention(node: Node, shapes: Shapes) -> Attention:
+def _attention(node: Node, shapes: Shapes) -> AttentionNode:
     def of(name: str) -> tuple[torch.dtype, tuple[int, ...]] | None:
         edge = node.input(name)
         return shapes[edge.node][edge.output] if edge is not None else None
@@ -94,7 +94,7 @@ def _attention(node: Node, shapes: Shapes) -> Attention:
     query, key, value = of("query"), of("key0"), of("value0")
     assert query is not None and key is not None and value is not None, node
     heads = int(attribute(node, "num_heads"))
-    return Attention(
+    return AttentionNode(
         node=node,
         query=query[1],
         key=key[1],
@@ -108,11 +108,11 @@ def _attention(node: Node, shapes: Shapes) -> Attention:
     )
 
 
-def _error(attention: Attention, rule: str, message: str, source: str) -> Finding:
+def _error(attention: AttentionNode, rule: str, message: str, source: str) -> Finding:
     return Finding("error", attention.node.name, rule, message, source)
 
 
-def _layout(a: Attention, graph: Graph) -> Iterator[Finding]:
+def _layout(a: AttentionNode, graph: Graph) -> Iterator[Finding]:
     if a.layout not in ("BNSD", "BSND", "BSH"):
         yield _error(a, "layout", f"{a.layout} takes no custom mask; expected BNSD, BSND or BSH", _FIA_DOCUMENT)
     if a.mask is not None and a.mode not in (0, 1):
@@ -121,7 +121,7 @@ def _layout(a: Attention, graph: Graph) -> Iterator[Finding]:
         yield _error(a, "shapes", f"key {a.key} and value {a.value} differ", _FIA_DOCUMENT)
 
 
-def _types(a: Attention, graph: Graph) -> Iterator[Finding]:
+def _types(a: AttentionNode, graph: Graph) -> Iterator[Finding]:
     if a.dtype not in (torch.float16, torch.bfloat16):
         yield _error(a, "dtype", f"{a.dtype} queries; expected float16 or bfloat16", _FIA_DOCUMENT)
     if a.mask is not None and a.mask[0] not in (torch.bool, torch.int8, torch.uint8):
@@ -130,7 +130,7 @@ def _types(a: Attention, graph: Graph) -> Iterator[Finding]:
         )
 
 
-def _heads(a: Attention, graph: Graph) -> Iterator[Finding]:
+def _heads(a: AttentionNode, graph: Graph) -> Iterator[Finding]:
     dim = a.query[-1] if a.layout != "BSH" else a.query[-1] // a.heads
     if a.heads % a.kv_heads or a.heads // a.kv_heads > 64 or a.heads > 256:
         yield _error(
@@ -142,7 +142,7 @@ def _heads(a: Attention, graph: Graph) -> Iterator[Finding]:
         yield _error(a, "width", f"{a.heads} x {dim}; expected below 65535 in {a.layout}", _FIA_DOCUMENT)
 
 
-def _mask(a: Attention, graph: Graph) -> Iterator[Finding]:
+def _mask(a: AttentionNode, graph: Graph) -> Iterator[Finding]:
     rows, slots = _rows(a), _slots(a)
     if a.mask is None:
         yield _error(a, "mask", "no mask: rows would see each other and stale slots", _FIA_DOCUMENT)
@@ -170,12 +170,12 @@ def _mask(a: Attention, graph: Graph) -> Iterator[Finding]:
         )
 
 
-def _one_row(a: Attention, graph: Graph) -> Iterator[Finding]:
+def _one_row(a: AttentionNode, graph: Graph) -> Iterator[Finding]:
     if _rows(a) == 1 and a.mask is not None and _slots(a) > 512:
         yield _error(a, "one row", "a mask is ignored past 512 slots at one query row; pad to two rows", _IGNORED_MASK)
 
 
-def _tiles(a: Attention, graph: Graph) -> Iterator[Finding]:
+def _tiles(a: AttentionNode, graph: Graph) -> Iterator[Finding]:
     """The tiling of the A2 kernels: up to 16 rows a long KV tile with few rows of M, above it 512 rows of M."""
     rows, group, slots = _rows(a), a.heads // a.kv_heads, _slots(a)
     if rows > 16:
@@ -194,7 +194,7 @@ def _tiles(a: Attention, graph: Graph) -> Iterator[Finding]:
         )
 
 
-def _baked(a: Attention, graph: Graph) -> Iterator[Finding]:
+def _baked(a: AttentionNode, graph: Graph) -> Iterator[Finding]:
     for name in ("actual_seq_lengths", "actual_seq_lengths_kv"):
         edge = a.node.input(name)
         if edge is not None and graph.nodes[edge.node].type == "Const":
@@ -203,7 +203,7 @@ def _baked(a: Attention, graph: Graph) -> Iterator[Finding]:
             )
 
 
-_RULES: tuple[Callable[[Attention, Graph], Iterator[Finding]], ...] = (
+_RULES: tuple[Callable[[AttentionNode, Graph], Iterator[Finding]], ...] = (
     _layout,
     _types,
     _heads,
@@ -242,11 +242,11 @@ def _run_time_values(graph: Graph) -> Iterator[Finding]:
             )
 
 
-def _rows(a: Attention) -> int:
+def _rows(a: AttentionNode) -> int:
     return a.query[2] if a.layout == "BNSD" else a.query[1]
 
 
-def _slots(a: Attention) -> int:
+def _slots(a: AttentionNode) -> int:
     return a.key[2] if a.layout == "BNSD" else a.key[1]
 
 

@@ -35,7 +35,7 @@ _HALVES = ("f2", "b2")
 _RUN = ("8.5.0", "9.0.0", "9.1.0")
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SourceRepository(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A repository, and the part of it that was read."""
 
     release: str
@@ -57,11 +57,11 @@ class OperatorTypes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     read: str = ""
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ElementTypes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole table."""
 
     chips: tuple[str, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[SourceRepository, ...]
     operators: dict[str, OperatorTypes]
 
 
@@ -77,7 +77,7 @@ class Placed:
     nearest: str = ""
 
 
-def encode(table: Table) -> bytes:
+def encode(table: ElementTypes) -> bytes:
     """The bytes of the table's file, an operator a line; equal tables are equal bytes."""
     lines = [f'  "{name}": {msgspec.json.encode(types).decode()}' for name, types in table.operators.items()]
     chips, sources = (msgspec.json.encode(part).decode() for part in (table.chips, table.sources))
@@ -87,9 +87,9 @@ def encode(table: Table) -> bytes:
 
 
 @cache
-def element_types() -> Table:
+def element_types() -> ElementTypes:
     """The table next to this module."""
-    return msgspec.json.decode(files(__package__).joinpath("element_types.json").read_bytes(), type=Table)
+    return msgspec.json.decode(files(__package__).joinpath("element_types.json").read_bytes(), type=ElementTypes)
 
 
 def place(kind: str, given: Mapping[str, torch.dtype], results: Sequence[torch.dtype]) -> Placed | None:
@@ -142,4 +142,4 @@ def _placed(texts: Sequence[str], wanted: Sequence[tuple[str, int, str]]) -> Pla
     return Placed("none", nearest=nearest) if best is None else Placed("AI Core", best)
 
 
-__all__ = ["CODES", "OperatorTypes", "Placed", "Source", "Table", "element_types", "encode", "place"]
+__all__ = ["CODES", "ElementTypes", "OperatorTypes", "Placed", "SourceRepository", "element_types", "encode", "place"]

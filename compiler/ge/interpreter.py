@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, Declared, Graph, Node
 from draftwood.compiler.ge.memory import memory
-from draftwood.compiler.ge.operators import Call
+from draftwood.compiler.ge.operators import BoundNode
 from draftwood.compiler.ge.operators.collective import COLLECTIVES
 from draftwood.errors import BundleError, LoweringError, RequestError
 
@@ -115,7 +115,7 @@ class _Plan:
     """
 
     graph: Graph
-    calls: dict[str, Call]
+    calls: dict[str, BoundNode]
     last: dict[str, list[str]]
     owned: frozenset[str]
     detached: frozenset[str]
@@ -124,7 +124,7 @@ class _Plan:
     def of(cls, graph: Graph) -> _Plan:
         _check_order(graph)
         sources = (*_GIVEN, "Const", "NetOutput")
-        calls = {node.name: Call.of(node) for node in graph.nodes.values() if node.type not in sources}
+        calls = {node.name: BoundNode.of(node) for node in graph.nodes.values() if node.type not in sources}
         owned, detached = memory(graph)
         return cls(graph, calls, _last_reads(graph), owned, detached)
 

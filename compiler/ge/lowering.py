@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, node_of, tensor_of
-from draftwood.compiler.ge.operators import OPERATORS, Call
+from draftwood.compiler.ge.operators import OPERATORS, BoundNode
 from draftwood.compiler.ge.proofs import WRITES
 from draftwood.compiler.ge.tables import MOST_FOLDED
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
@@ -148,7 +148,7 @@ def fold_constants(graph: Any) -> None:
             operands = [known.get(text.rpartition(":")[0]) if text else None for text in op.input]
             if any(text and value is None for text, value in zip(op.input, operands, strict=True)):
                 continue
-            (value,) = Call.of(node_of(op))(operands)
+            (value,) = BoundNode.of(node_of(op))(operands)
             if value.numel() * value.element_size() <= MOST_FOLDED:
                 known[op.name] = value
                 _as_const(op, value)

@@ -16,7 +16,7 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class TeacherDifference:
     """Two teachers on the same texts, every token given."""
 
     texts: int
@@ -41,14 +41,14 @@ class Difference:
 
 def difference(
     original: Checkpoint, quantised: Checkpoint, texts: Sequence[Tensor], progress: Callable[[str], None]
-) -> Difference:
+) -> TeacherDifference:
     """Runs both block by block, side by side, on texts of token ids int64 [T]."""
     return differences(original, {"": quantised}, texts, progress)[""]
 
 
 def differences(
     original: Checkpoint, others: Mapping[str, Checkpoint], texts: Sequence[Tensor], progress: Callable[[str], None]
-) -> dict[str, Difference]:
+) -> dict[str, TeacherDifference]:
     """The difference of each of several teachers from the original, with one block of each in memory."""
     all_of = [Blocks(teacher, texts) for teacher in (original, *others.values())]
     errors: list[list[float]] = [[] for _ in others]
@@ -61,7 +61,7 @@ def differences(
             error.append(float((got_NH - want_NH).norm() / want_NH.norm()))
     (want_N, best_N), *scored = (blocks.scores(side) for blocks, side in zip(all_of, states, strict=True))
     return {
-        name: Difference(
+        name: TeacherDifference(
             texts=len(texts),
             tokens=len(want_N),
             perplexity=float((-got_N).mean().exp()),

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.steps.draw import Settings, greedy, sampled
+from draftwood.compiler.steps.draw import DrawSettings, greedy, sampled
 from draftwood.compiler.steps.step import Step, StepSizes, signed
 from draftwood.manifest import StepSignature
 
@@ -30,7 +30,7 @@ class AcceptStep(nn.Module):
 
     def forward(self, logits, tokens, parents, depths, visible, *more):  # type: ignore[no-untyped-def]
         features, settings = more[: bool(self.kept_rows)], more[bool(self.kept_rows) :]
-        drawn, sure = sampled(logits, depths, Settings(*settings)) if settings else greedy(logits)
+        drawn, sure = sampled(logits, depths, DrawSettings(*settings)) if settings else greedy(logits)
         path, length = walked(tokens, parents, depths, visible, drawn, self.places)
         kept_rows = path if self.kept_rows > 1 else path[-1:]
         return (drawn, sure, path, length, *(rows.index_select(0, kept_rows) for rows in features))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draftwood.compiler.steps.step import Step, signed, tensor
 from draftwood.compiler.steps.teacher import TeacherStep, teacher_sizes
-from draftwood.compiler.teachers.block import Blocks
+from draftwood.compiler.teachers.block import WrittenBlocks
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import BLOCK_SLOTS, settled_name
 
@@ -17,7 +17,7 @@ class BitwiseStep(TeacherStep):
 
     def forward(self, tokens, positions, rows, index, bias, home, weight, chain, nothing, *caches):  # type: ignore[no-untyped-def]
         half = len(caches) // 2
-        blocks = Blocks(index, bias, home, weight, chain, nothing)
+        blocks = WrittenBlocks(index, bias, home, weight, chain, nothing)
         out = self.decoder.step_blocks(tokens, positions, rows, caches[:half], caches[half:], blocks)
         return self.outputs(out, branch=False)
 

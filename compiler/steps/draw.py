@@ -31,7 +31,7 @@ ALL_MASS = 2.0
 _LEAST = float("-inf")
 
 
-class Settings(NamedTuple):
+class DrawSettings(NamedTuple):
     """How the rows are drawn, as inputs of a graph.
 
     ``keys`` int32 [3, rounds, L] are those of the positions after the text, one a level. The others are float32 [1], or
@@ -65,7 +65,7 @@ def greedy(logits_TV: Tensor) -> tuple[Tensor, Tensor]:
     return logits_TV.argmax(-1), finite_T
 
 
-def sampled(logits_TV: Tensor, levels_T: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+def sampled(logits_TV: Tensor, levels_T: Tensor, settings: DrawSettings) -> tuple[Tensor, Tensor]:
     """Acceptance with noise; ``levels`` int64 [T] says which of the keys is a row's. A row that is not sure has any."""
     vocabulary = logits_TV.shape[-1]
     # Of a top-p of at most 1 the product is at most the vocabulary.
@@ -82,7 +82,7 @@ def sampled(logits_TV: Tensor, levels_T: Tensor, settings: Settings) -> tuple[Te
     return torch.ops.draftwood.picked(candidates.ids_TK, at_T1).squeeze(1).long(), sure_T1.squeeze(1)
 
 
-def _candidates(logits_TV: Tensor, levels_T: Tensor, settings: Settings, free_1: Tensor) -> Candidates:
+def _candidates(logits_TV: Tensor, levels_T: Tensor, settings: DrawSettings, free_1: Tensor) -> Candidates:
     """Opens the blocks that can hold the winner, makes the noise of their tokens, and takes the best of those."""
     height_TV = (logits_TV - logits_TV.amax(-1, keepdim=True)) / settings.temperature_1
     rows, blocks = height_TV.shape[0], -(-height_TV.shape[1] // BLOCK)
@@ -124,7 +124,7 @@ def _open(bound_TB: Tensor) -> tuple[Tensor, Tensor]:
     return opened_Tn, best_Tn[:, -1:]
 
 
-def _kept(found: Candidates, settings: Settings, free_1: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+def _kept(found: Candidates, settings: DrawSettings, free_1: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
     """The totals [T, K] of the tokens that top-k and top-p may keep, and of those that they certainly keep; -inf stands
     for the others.
 

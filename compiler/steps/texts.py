@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.compiler.steps.accept import Draws, accept_parts, accept_sizes, draws_in, walked
-from draftwood.compiler.steps.draw import Settings, greedy, sampled
+from draftwood.compiler.steps.draw import DrawSettings, greedy, sampled
 from draftwood.compiler.steps.step import Step, StepSizes, signed
 from draftwood.compiler.steps.teacher import TeacherStep, commit_sizes, static_caches, teacher_sizes
 from draftwood.compiler.teachers.decoder import Decoder
@@ -76,7 +76,7 @@ class AcceptTextsStep(nn.Module):
         texts_B1 = torch.arange(self.texts, device=depths_BT.device)[:, None]
         levels_X = (depths_BT + texts_B1 * (keys.shape[2] // self.texts)).flatten()
         text_X = texts_B1.expand(depths_BT.shape).flatten()
-        return sampled(logits_XV, levels_X, Settings(keys, *(n.index_select(0, text_X)[:, None] for n in numbers)))
+        return sampled(logits_XV, levels_X, DrawSettings(keys, *(n.index_select(0, text_X)[:, None] for n in numbers)))
 
 
 def _apart(each: Tensor) -> list[Tensor]:

@@ -3,8 +3,8 @@
 torch_npu's NPUGraph (aclgraph) records the launches of a step and replays them as one. GE compiles nothing: the traced
 program of a step's ``.air`` is recorded, operator by operator, in torch_npu's own kernels. Its masks, lengths and slots
 are tensors, so no operator's parameter changes between launches and ``NPUGraph.update`` is not needed. A record holds
-addresses, so a step is recorded once for each set of buffers. Texts get their buffers from `Blocks`, which keeps these
-sets few.
+addresses, so a step is recorded once for each set of buffers. Texts get their buffers from `BufferPool`, which keeps
+these sets few.
 
 It has never run on a device. The tests run it with a stand-in for torch_npu that records and repeats operators.
 """
@@ -48,7 +48,7 @@ class CapturedExecutor(TorchairExecutor):
     def __init__(self, folder: Path, manifest: Manifest, device: str = "npu:0") -> None:
         super().__init__(folder, manifest, device)
         self._records = Records(devices())
-        self._blocks = Blocks(super().zeros)
+        self._blocks = BufferPool(super().zeros)
 
     def zeros(self, shape: tuple[int, ...]) -> Tensor:
         """A buffer on the device, in the graphs' element type, at an address that another text has left if one has."""
@@ -114,7 +114,7 @@ class Records:
         return graph
 
 
-class Blocks:
+class BufferPool:
     """Memory for buffers; the first free block of a shape serves the next buffer of that shape."""
 
     def __init__(self, zeros: Callable[[tuple[int, ...]], Tensor]) -> None:

@@ -108,7 +108,7 @@ class Appended(NamedTuple):
     total: Tensor
 
 
-class Blocks(NamedTuple):
+class WrittenBlocks(NamedTuple):
     """The places that a step over blocks writes, [T*K, 3] (block, head, slot), and the order of its rows' sums. The
     fields are inputs of `draftwood.kernels.block_attention`."""
 
@@ -339,7 +339,7 @@ class Layer(nn.Module):
         *,
         cos_TE: Tensor,
         sin_TE: Tensor,
-        blocks: Blocks,
+        blocks: WrittenBlocks,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """CPU form over caches in blocks [., K, B, D], settled and open ones of ``key`` and ``value``.
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from draftwood.compiler.checkpoints.packed import Grouped
 from draftwood.compiler.checkpoints.safetensors_file import Entry
-from draftwood.compiler.checkpoints.weight import Parts, shapes_of
+from draftwood.compiler.checkpoints.weight import WeightParts, shapes_of
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.folder import Folder
+from draftwood.compiler.teachers.folder import TeacherFolder
 from draftwood.compiler.teachers.gguf import Gguf, gguf_files
 from draftwood.compiler.teachers.reader import Reader, WholeMatrix
 from draftwood.compiler.teachers.registry import family_of
@@ -30,7 +30,7 @@ class Checkpoint:
     reader: Reader
     config: TeacherConfig
     # Our weight names, in the order of the forward pass, and the tensors that make each.
-    parts: Mapping[str, Parts]
+    parts: Mapping[str, WeightParts]
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
@@ -44,7 +44,7 @@ class Checkpoint:
                 unexpected, of another shape or of an unsupported type.
         """
         files = gguf_files(path)
-        return cls._of(Gguf.open(path, files) if files else Folder.open(path))
+        return cls._of(Gguf.open(path, files) if files else TeacherFolder.open(path))
 
     @classmethod
     def describe(cls, path: Path) -> Checkpoint:
@@ -54,7 +54,7 @@ class Checkpoint:
         file describes itself and has its tensors.
         """
         files = gguf_files(path)
-        return cls._of(Gguf.open(path, files) if files else Folder.describe(path))
+        return cls._of(Gguf.open(path, files) if files else TeacherFolder.describe(path))
 
     @classmethod
     def _of(cls, reader: Reader) -> Checkpoint:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.compiler.checkpoints.int8 import rounded
 from draftwood.compiler.checkpoints.packed import Grouped
-from draftwood.compiler.checkpoints.weight import Parts
+from draftwood.compiler.checkpoints.weight import WeightParts
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import PackedLayer
 from draftwood.compiler.teachers.quantised import SCALE, linear_layers
@@ -113,7 +113,7 @@ def _eight_bits(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, config=replace(checkpoint.config, quantised=(), packed=packed), parts=parts)
 
 
-def _in_blocks(layer: str, weight: Parts, scale: Parts) -> dict[str, Parts]:
+def _in_blocks(layer: str, weight: WeightParts, scale: WeightParts) -> dict[str, WeightParts]:
     """For `draftwood.kernels.nbits`: an output's scale for each of its blocks."""
     inputs = weight.tensors[0][1][1]
     if inputs % BLOCK:
@@ -129,13 +129,15 @@ def _in_blocks(layer: str, weight: Parts, scale: Parts) -> dict[str, Parts]:
         return scale.combine(tensors)[:, None].repeat(1, inputs // BLOCK)
 
     return {
-        f"{layer}.weight": Parts(weight.tensors, whole, torch.uint8),
-        f"{layer}.{SCALE}": Parts(scale.tensors, scales, torch.float32),
+        f"{layer}.weight": WeightParts(weight.tensors, whole, torch.uint8),
+        f"{layer}.{SCALE}": WeightParts(scale.tensors, scales, torch.float32),
     }
 
 
-def _with(parts: Mapping[str, Parts], converted: Mapping[str, Mapping[str, Parts]]) -> dict[str, Parts]:
-    replaced: dict[str, Parts] = {}
+def _with(
+    parts: Mapping[str, WeightParts], converted: Mapping[str, Mapping[str, WeightParts]]
+) -> dict[str, WeightParts]:
+    replaced: dict[str, WeightParts] = {}
     for name, part in parts.items():
         layer, _, kind = name.rpartition(".")
         if kind == "weight" and layer in converted:
@@ -145,7 +147,7 @@ def _with(parts: Mapping[str, Parts], converted: Mapping[str, Mapping[str, Parts
     return replaced
 
 
-def _requantised(checkpoint: Checkpoint, layer: str) -> dict[str, Parts]:
+def _requantised(checkpoint: Checkpoint, layer: str) -> dict[str, WeightParts]:
     """int8 [H, O] and scales [O] of the exact product."""
 
     pair_once = _Once(lambda: rounded(checkpoint.weight(f"{layer}.weight")), SCALE)
@@ -165,8 +167,8 @@ class _Once(Generic[T]):
     def __init__(self, read: Callable[[], T], last: str) -> None:
         self._read, self._last, self._held = read, last, list[T]()
 
-    def part(self, name: str, of: Callable[[T], Tensor], kind: torch.dtype | None) -> Parts:
-        return Parts((), partial(self._value, name, of), kind)
+    def part(self, name: str, of: Callable[[T], Tensor], kind: torch.dtype | None) -> WeightParts:
+        return WeightParts((), partial(self._value, name, of), kind)
 
     def _value(self, name: str, of: Callable[[T], Tensor], _: Sequence[Tensor]) -> Tensor:
         if not self._held:
@@ -202,7 +204,7 @@ def _packed_form(checkpoint: Checkpoint, layer: str, whole: Mapping[str, WholeMa
 _Made = dict[str, tuple[Callable[[Grouped], Tensor], Callable[[Tensor], Tensor], torch.dtype | None]]
 
 
-def _weights(checkpoint: Checkpoint, layer: PackedLayer, whole: Mapping[str, WholeMatrix]) -> dict[str, Parts]:
+def _weights(checkpoint: Checkpoint, layer: PackedLayer, whole: Mapping[str, WholeMatrix]) -> dict[str, WeightParts]:
     """The tensors of the layer's kernel: read from every matrix by outputs, joined, then laid out."""
     part = checkpoint.parts[f"{layer.name}.weight"]
     join: Callable[[Sequence[Tensor]], Tensor] = part.combine or (lambda tensors: torch.cat(tuple(tensors)))

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from draftwood.compiler.teachers.block import (
     Appended,
-    Blocks,
     Form,
     Layer,
     Norm,
     Placement,
+    WrittenBlocks,
     place,
     place_rows,
     place_texts,
@@ -235,7 +235,7 @@ class Decoder(nn.Module):
         rows_R: Tensor,
         settled: Sequence[Tensor],
         caches: Sequence[Tensor],
-        blocks: Blocks,
+        blocks: WrittenBlocks,
     ) -> StepOutput:
         """Symbolic step for onnxruntime with the same bits in every tree. settled and caches: [., K, B, D]."""
         half = self.config.head_dim // 2

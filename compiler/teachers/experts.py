@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.checkpoints.weight import Parts
+from draftwood.compiler.checkpoints.weight import WeightParts
 from draftwood.compiler.teachers.block import Layer
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
@@ -97,8 +97,8 @@ class MixtureDecoder(Decoder):
 
 
 def with_mixture(
-    block: Mapping[str, Parts], config: TeacherConfig, ours: str, theirs: str, names: tuple[str, str, str]
-) -> dict[str, Parts]:
+    block: Mapping[str, WeightParts], config: TeacherConfig, ours: str, theirs: str, names: tuple[str, str, str]
+) -> dict[str, WeightParts]:
     """The weights of a layer, with a mixture instead of its MLP if the configuration has one there. ``names`` are the
     files' names for an expert's gate, up and down."""
     assert isinstance(config, MixtureConfig)
@@ -111,7 +111,7 @@ def with_mixture(
     downs = tuple((f"{expert}.{down}.weight", (H, I)) for expert in experts)
     plain = (f"{ours}.gate_up.weight", f"{ours}.down.weight")
     return {name: parts for name, parts in block.items() if name not in plain} | {
-        f"{ours}.router.weight": Parts(((f"{theirs}.gate.weight", (E, H)),)),
-        f"{ours}.experts.gate_up": Parts(halves, shape=(E, 2 * I, H)),
-        f"{ours}.experts.down": Parts(downs, shape=(E, H, I)),
+        f"{ours}.router.weight": WeightParts(((f"{theirs}.gate.weight", (E, H)),)),
+        f"{ours}.experts.gate_up": WeightParts(halves, shape=(E, 2 * I, H)),
+        f"{ours}.experts.down": WeightParts(downs, shape=(E, H, I)),
     }

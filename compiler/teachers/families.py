@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.checkpoints.weight import Parts
+from draftwood.compiler.checkpoints.weight import WeightParts
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.experts import MixtureConfig, MixtureDecoder, with_mixture
 from draftwood.compiler.teachers.llama import Llama
@@ -80,7 +80,7 @@ class Mixtral(Mistral):
             "dense_layers": (),
         }
 
-    def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, Parts]:
+    def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, WeightParts]:
         parts = super().layer_parts(config, ours, theirs)
         return with_mixture(parts, config, ours, f"{theirs}.block_sparse_moe", ("w1", "w3", "w2"))
 
@@ -125,9 +125,11 @@ class Qwen3(Qwen2):
     def biases(self, fields: Fields) -> tuple[bool, bool]:
         return Llama.biases(self, fields)
 
-    def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, Parts]:
+    def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, WeightParts]:
         norms = {side: f"{theirs}.self_attn.{side}_norm.weight" for side in ("q", "k")}
-        parts = {f"{ours}.{side}_norm.weight": Parts(((name, (config.head_dim,)),)) for side, name in norms.items()}
+        parts = {
+            f"{ours}.{side}_norm.weight": WeightParts(((name, (config.head_dim,)),)) for side, name in norms.items()
+        }
         return super().layer_parts(config, ours, theirs) | parts
 
 
@@ -166,7 +168,7 @@ class Qwen3Moe(Qwen3):
         used = fields.flag("use_sliding_window", False) and fields.get("sliding_window") is not None
         return fields.whole("sliding_window") if used else None
 
-    def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, Parts]:
+    def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, WeightParts]:
         parts = super().layer_parts(config, ours, theirs)
         return with_mixture(parts, config, ours, f"{theirs}.mlp", ("gate_proj", "up_proj", "down_proj"))
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.checkpoints.weight import Parts
+from draftwood.compiler.checkpoints.weight import WeightParts
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.compiler.teachers.rope import rope_tables
@@ -35,7 +35,7 @@ class Family(ABC):
         """The arguments of ``config`` from config.json; CheckpointError names a field that is not supported."""
 
     @abstractmethod
-    def parts(self, config: TeacherConfig) -> dict[str, Parts]:
+    def parts(self, config: TeacherConfig) -> dict[str, WeightParts]:
         """Our weight name -> the published tensors that make it, in the order of the forward pass."""
 
     def ignores(self, config: TeacherConfig, name: str) -> bool:

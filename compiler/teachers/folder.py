@@ -21,7 +21,7 @@ from draftwood.compiler.checkpoints.packing import description_files, packing_of
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, read_tensor, sha256_of
 from draftwood.compiler.checkpoints.scheme import DESCRIPTION
 from draftwood.compiler.checkpoints.shards import check_names, folder_entries
-from draftwood.compiler.checkpoints.weight import Parts, Shape, shapes_of
+from draftwood.compiler.checkpoints.weight import Shape, WeightParts, shapes_of
 from draftwood.compiler.teachers.config import DType, TeacherConfig
 from draftwood.compiler.teachers.quantised import check_quantised, linear_layers, quantised_parts
 from draftwood.compiler.teachers.registry import family_of, read_config
@@ -36,18 +36,18 @@ _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class TeacherFolder:
     """A `draftwood.compiler.teachers.reader.Reader` of such a folder."""
 
     path: Path
     config: TeacherConfig
     entries: Mapping[str, Entry]
-    parts: Mapping[str, Parts]
+    parts: Mapping[str, WeightParts]
     # Published names of matrices that stand for several tensors: those in four or eight bits.
     packed: Mapping[str, PackedMatrix] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: Path) -> Folder:
+    def open(cls, folder: Path) -> TeacherFolder:
         """Reads config.json and the header of every shard, and checks names, shapes and dtypes.
 
         Numbers are read in one case only: ``tie_word_embeddings`` is set and the files have an output matrix. If its
@@ -73,7 +73,7 @@ class Folder:
         return cls(folder, replace(config, dtype=dtype), stored, parts, packed)
 
     @classmethod
-    def describe(cls, folder: Path) -> Folder:
+    def describe(cls, folder: Path) -> TeacherFolder:
         """The teacher that config.json describes, its weights unread and maybe absent; has no tensors.
 
         Of a packed one all linear layers are taken to be packed but the output matrix and a mixture's router.
@@ -127,7 +127,7 @@ def _has_another_head(entries: Mapping[str, Entry]) -> bool:
     return not all(torch.equal(left.double(), right.double()) for left, right in pieces)
 
 
-def _parts(folder: Path, config: TeacherConfig) -> dict[str, Parts]:
+def _parts(folder: Path, config: TeacherConfig) -> dict[str, WeightParts]:
     return quantised_parts(family_of(config).parts(config), config.quantised, (folder / DESCRIPTION).is_file())
 
 

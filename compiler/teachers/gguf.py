@@ -16,10 +16,10 @@ from torch import Tensor
 from draftwood.compiler.checkpoints import gguf_blocks as blocks
 from draftwood.compiler.checkpoints.blocks import BLOCK
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.checkpoints.gguf_header import Header, Stored, read_header
+from draftwood.compiler.checkpoints.gguf_header import Header, StoredTensor, read_header
 from draftwood.compiler.checkpoints.packed import Grouped
 from draftwood.compiler.checkpoints.safetensors_file import Entry, finite, is_finite, sha256_of
-from draftwood.compiler.checkpoints.weight import Parts, Shape, shapes_of
+from draftwood.compiler.checkpoints.weight import Shape, WeightParts, shapes_of
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.gguf_config import ROPE_FACTORS, description, place_of, turned
 from draftwood.compiler.teachers.gguf_tokenizer import write_tokenizer
@@ -71,7 +71,7 @@ class Gguf:
     header: Header
     described: Mapping[str, Any]
     config: TeacherConfig
-    parts: Mapping[str, Parts]
+    parts: Mapping[str, WeightParts]
     entries: Mapping[str, Entry]
     packed: Mapping[str, BlockMatrix]
 
@@ -173,7 +173,7 @@ def _parts_of(path: Path) -> tuple[Path, ...]:
 
 def _joined(headers: list[Header]) -> Header:
     """One header of all parts: the metadata of the first, the tensors of all."""
-    first, tensors = headers[0], dict[str, Stored]()
+    first, tensors = headers[0], dict[str, StoredTensor]()
     for number, header in enumerate(headers):
         split = header.fields.get("split.no", 0), header.fields.get("split.count", 1) or 1
         if split != (number, len(headers)):
@@ -216,7 +216,7 @@ def _check(header: Header, shapes: Mapping[str, Shape]) -> None:
             )
 
 
-def _bytes(stored: Stored) -> NDArray[np.uint8]:
+def _bytes(stored: StoredTensor) -> NDArray[np.uint8]:
     """The bytes of a tensor's rows, mapped."""
     rows = int(np.prod(stored.shape[:-1], dtype=np.int64))
     return np.memmap(stored.file, np.uint8, "r", stored.start, (rows, stored.bytes // rows))
@@ -226,7 +226,7 @@ def _all_numbers(value: Tensor | None) -> bool:
     return value is None or is_finite(value)
 
 
-def _numbers(stored: Stored) -> Tensor:
+def _numbers(stored: StoredTensor) -> Tensor:
     if stored.kind not in blocks.readable():
         raise CheckpointError(f"{stored.file}: {ROPE_FACTORS} has blocks {stored.kind}; expected F32")
     return torch.as_tensor(blocks.numbers(_bytes(stored), stored.kind))

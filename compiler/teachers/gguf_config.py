@@ -69,27 +69,27 @@ _ROPE_ERROR = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """A tensor of the file, or one of the experts that are stacked in it."""
 
     name: str
     expert: int | None = None
 
 
-def place_of(name: str) -> Place:
+def place_of(name: str) -> TensorPlace:
     """The file's place for a tensor of transformers' name."""
     module, _, kind = name.rpartition(".")
     if module in _ENDS:
-        return Place(f"{_ENDS[module]}.{kind}")
+        return TensorPlace(f"{_ENDS[module]}.{kind}")
     match = _INSIDE.fullmatch(module)
     assert match is not None, name
     block, inside, expert, part = match.groups()
     if expert is not None:
-        return Place(f"blk.{block}.{_EXPERT[part]}.{kind}", int(expert))
-    return Place(f"blk.{block}.{_BLOCK[inside]}.{kind}")
+        return TensorPlace(f"blk.{block}.{_EXPERT[part]}.{kind}", int(expert))
+    return TensorPlace(f"blk.{block}.{_BLOCK[inside]}.{kind}")
 
 
-def turned(architecture: str, place: Place) -> bool:
+def turned(architecture: str, place: TensorPlace) -> bool:
     """Whether rows of a query or key stand in the file as pairs of neighbours that rotary turns, not as halves."""
     return architecture == "llama" and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", place.name) is not None
 

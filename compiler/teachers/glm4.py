@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.checkpoints.weight import Parts
+from draftwood.compiler.checkpoints.weight import WeightParts
 from draftwood.compiler.teachers.block import Layer, Norm
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
@@ -84,16 +84,16 @@ class Glm4(Llama):
     def biases(self, fields: Fields) -> tuple[bool, bool]:
         return fields.flag("attention_bias", True), False
 
-    def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, Parts]:
+    def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, WeightParts]:
         assert isinstance(config, Glm4Config)
         H, I = config.hidden, config.intermediate  # noqa: E741
         parts = super().layer_parts(config, ours, theirs)
         order = partial(_in_halves, head_dim=config.head_dim, rotary_dim=config.rotary_dim)
         for name in parts.keys() & {f"{ours}.qkv.weight", f"{ours}.qkv.bias"}:
             parts[name] = replace(parts[name], combine=order)
-        parts[f"{ours}.gate_up.weight"] = Parts(((f"{theirs}.mlp.gate_up_proj.weight", (2 * I, H)),))
-        parts[f"{ours}.attn_out_norm.weight"] = Parts(((f"{theirs}.post_self_attn_layernorm.weight", (H,)),))
-        parts[f"{ours}.mlp_out_norm.weight"] = Parts(((f"{theirs}.post_mlp_layernorm.weight", (H,)),))
+        parts[f"{ours}.gate_up.weight"] = WeightParts(((f"{theirs}.mlp.gate_up_proj.weight", (2 * I, H)),))
+        parts[f"{ours}.attn_out_norm.weight"] = WeightParts(((f"{theirs}.post_self_attn_layernorm.weight", (H,)),))
+        parts[f"{ours}.mlp_out_norm.weight"] = WeightParts(((f"{theirs}.post_mlp_layernorm.weight", (H,)),))
         return parts
 
     def tables(self, config: TeacherConfig, positions: int) -> dict[str, np.ndarray]:

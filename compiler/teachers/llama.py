@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.checkpoints.weight import Parts
+from draftwood.compiler.checkpoints.weight import WeightParts
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.family import Family
 from draftwood.compiler.teachers.reading import NEUTRAL, declared_dtype, dimensions, refuse_unsupported
@@ -61,32 +61,36 @@ class Llama(Family):
         """How many tokens the layer that sees least sees, itself counted; None if all see everything."""
         return None
 
-    def parts(self, config: TeacherConfig) -> dict[str, Parts]:
+    def parts(self, config: TeacherConfig) -> dict[str, WeightParts]:
         V, H = config.vocabulary, config.hidden
-        parts = {"embed.weight": Parts((("model.embed_tokens.weight", (V, H)),))}
+        parts = {"embed.weight": WeightParts((("model.embed_tokens.weight", (V, H)),))}
         for i in range(config.layers):
             parts |= self.layer_parts(config, f"layers.{i}", f"model.layers.{i}")
-        parts["norm.weight"] = Parts((("model.norm.weight", (H,)),))
+        parts["norm.weight"] = WeightParts((("model.norm.weight", (H,)),))
         if not config.tied:
-            parts["lm_head.weight"] = Parts((("lm_head.weight", (V, H)),))
+            parts["lm_head.weight"] = WeightParts((("lm_head.weight", (V, H)),))
         return parts
 
-    def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, Parts]:
+    def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, WeightParts]:
         """The weights of one block."""
         H, I = config.hidden, config.intermediate  # noqa: E741
         Q, K = config.heads * config.head_dim, config.kv_heads * config.head_dim
         rows = {"q": Q, "k": K, "v": K}
         attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
-        parts = {f"{ours}.attn_norm.weight": Parts(((f"{theirs}.input_layernorm.weight", (H,)),))}
-        parts[f"{ours}.qkv.weight"] = Parts(tuple((f"{attention}.{p}_proj.weight", (n, H)) for p, n in rows.items()))
+        parts = {f"{ours}.attn_norm.weight": WeightParts(((f"{theirs}.input_layernorm.weight", (H,)),))}
+        parts[f"{ours}.qkv.weight"] = WeightParts(
+            tuple((f"{attention}.{p}_proj.weight", (n, H)) for p, n in rows.items())
+        )
         if config.qkv_bias:
-            parts[f"{ours}.qkv.bias"] = Parts(tuple((f"{attention}.{p}_proj.bias", (n,)) for p, n in rows.items()))
-        parts[f"{ours}.o.weight"] = Parts(((f"{attention}.o_proj.weight", (H, Q)),))
+            parts[f"{ours}.qkv.bias"] = WeightParts(
+                tuple((f"{attention}.{p}_proj.bias", (n,)) for p, n in rows.items())
+            )
+        parts[f"{ours}.o.weight"] = WeightParts(((f"{attention}.o_proj.weight", (H, Q)),))
         if config.o_bias:
-            parts[f"{ours}.o.bias"] = Parts(((f"{attention}.o_proj.bias", (H,)),))
-        parts[f"{ours}.mlp_norm.weight"] = Parts(((f"{theirs}.post_attention_layernorm.weight", (H,)),))
-        parts[f"{ours}.gate_up.weight"] = Parts(tuple((f"{mlp}.{p}_proj.weight", (I, H)) for p in ("gate", "up")))
-        parts[f"{ours}.down.weight"] = Parts(((f"{mlp}.down_proj.weight", (H, I)),))
+            parts[f"{ours}.o.bias"] = WeightParts(((f"{attention}.o_proj.bias", (H,)),))
+        parts[f"{ours}.mlp_norm.weight"] = WeightParts(((f"{theirs}.post_attention_layernorm.weight", (H,)),))
+        parts[f"{ours}.gate_up.weight"] = WeightParts(tuple((f"{mlp}.{p}_proj.weight", (I, H)) for p in ("gate", "up")))
+        parts[f"{ours}.down.weight"] = WeightParts(((f"{mlp}.down_proj.weight", (H, I)),))
         return parts
 
     def ignores(self, config: TeacherConfig, name: str) -> bool:

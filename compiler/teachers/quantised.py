@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry
 from draftwood.compiler.checkpoints.scheme import Chosen
-from draftwood.compiler.checkpoints.weight import Parts, Shape
+from draftwood.compiler.checkpoints.weight import Shape, WeightParts
 from draftwood.errors import CheckpointError
 
 # H inputs, O outputs
@@ -19,7 +19,7 @@ SCALE, OFFSET = "weight_scale", "weight_offset"
 _Combine = Callable[[Sequence[Tensor]], Tensor]
 
 
-def quantised_layers(parts: Mapping[str, Parts], chosen: Chosen) -> tuple[str, ...]:
+def quantised_layers(parts: Mapping[str, WeightParts], chosen: Chosen) -> tuple[str, ...]:
     """Our names of the quantised linear layers.
 
     Raises:
@@ -43,7 +43,7 @@ def quantised_layers(parts: Mapping[str, Parts], chosen: Chosen) -> tuple[str, .
     return tuple(quantised)
 
 
-def linear_layers(parts: Mapping[str, Parts]) -> list[str]:
+def linear_layers(parts: Mapping[str, WeightParts]) -> list[str]:
     """Our names of the layers with a matrix, in the order of the forward pass; the embedding is none."""
     return [
         name.removesuffix(".weight")
@@ -52,7 +52,7 @@ def linear_layers(parts: Mapping[str, Parts]) -> list[str]:
     ]
 
 
-def quantised_parts(parts: Mapping[str, Parts], layers: Sequence[str], offsets: bool) -> dict[str, Parts]:
+def quantised_parts(parts: Mapping[str, WeightParts], layers: Sequence[str], offsets: bool) -> dict[str, WeightParts]:
     """The parts, with int8 weights [H, O] and scales [O] for quantised layers; with ``offsets``, zeros as well."""
     with_scales = {}
     for name, part in parts.items():
@@ -61,16 +61,16 @@ def quantised_parts(parts: Mapping[str, Parts], layers: Sequence[str], offsets: 
             with_scales[name] = part
             continue
         join = part.combine or _joined
-        with_scales[name] = Parts(part.tensors, partial(_turned, join), torch.int8)
+        with_scales[name] = WeightParts(part.tensors, partial(_turned, join), torch.int8)
         scales = _beside(part, SCALE)
         more = _beside(part, OFFSET) if offsets else ()
-        with_scales[f"{layer}.{SCALE}"] = Parts(
+        with_scales[f"{layer}.{SCALE}"] = WeightParts(
             scales + more, partial(_scales, join, layer, len(scales)), torch.float32
         )
     return with_scales
 
 
-def check_quantised(parts: Mapping[str, Parts], stored: Mapping[str, Entry]) -> dict[str, Entry]:
+def check_quantised(parts: Mapping[str, WeightParts], stored: Mapping[str, Entry]) -> dict[str, Entry]:
     """The tensors that are not of quantised layers; CheckpointError if one of those has the wrong type."""
     kinds = {
         name: ("I8",) if part.dtype is torch.int8 else (*DTYPES, "I8" if name.endswith(OFFSET) else "F32")
@@ -87,7 +87,7 @@ def check_quantised(parts: Mapping[str, Parts], stored: Mapping[str, Entry]) -> 
     return {name: entry for name, entry in stored.items() if name not in kinds}
 
 
-def _beside(part: Parts, kind: str) -> tuple[tuple[str, Shape], ...]:
+def _beside(part: WeightParts, kind: str) -> tuple[tuple[str, Shape], ...]:
     return tuple((f"{name.removesuffix('weight')}{kind}", (shape[0], 1)) for name, shape in part.tensors)
 
 

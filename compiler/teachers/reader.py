@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftwood.compiler.checkpoints.packed import Grouped
 from draftwood.compiler.checkpoints.safetensors_file import Entry
-from draftwood.compiler.checkpoints.weight import Parts, Shape
+from draftwood.compiler.checkpoints.weight import Shape, WeightParts
 from draftwood.compiler.teachers.config import TeacherConfig
 
 
@@ -59,7 +59,7 @@ class Reader(Protocol):
         """The configuration; ``dtype`` is the type that ``tensor`` returns, not the description's."""
 
     @property
-    def parts(self) -> Mapping[str, Parts]:
+    def parts(self) -> Mapping[str, WeightParts]:
         """Our weight names, in the order of the forward pass, and the tensors that make each."""
 
     @property

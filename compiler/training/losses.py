@@ -21,7 +21,7 @@ _CHUNK = {"cpu": 128, "cuda": 8192}
 SHARPNESS = 0.8
 
 
-class Target(Protocol):
+class RowTargets(Protocol):
     """The targets of rows."""
 
     def against(self, logits_RV: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,7 +30,7 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenToken:
     """The token that the teacher wrote, int64 [R]: plain cross-entropy (Medusa-1)."""
 
     token_R: Tensor
@@ -128,7 +128,7 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features_RH: Tensor, output_VH: Tensor, weight_R: Tensor, target: Target, order_R: Tensor
+        ctx: Any, features_RH: Tensor, output_VH: Tensor, weight_R: Tensor, target: RowTargets, order_R: Tensor
     ) -> tuple[Tensor, Tensor]:
         loss_R = torch.zeros(len(weight_R), device=weight_R.device)
         gradient_RH = torch.empty_like(features_RH)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftwood.compiler.training.batch import NONE, Batch
-from draftwood.compiler.training.losses import Distribution, HeadLoss, Target, Written, drawn
+from draftwood.compiler.training.losses import Distribution, HeadLoss, RowTargets, WrittenToken, drawn
 from draftwood.compiler.training.precision import autocast, compute_dtype
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Student(nn.Module):
             ids = self._columns(batch)
             teacher_VH, output_VH = teacher_VH[ids], output_VH[ids]
         distribution = Distribution(last_PH, teacher_VH, place_R)
-        target: Target = distribution
+        target: RowTargets = distribution
         if self.shared_noise:
             temperature_R = batch.temperatures().repeat_interleave(self.levels)[rows_R]
             target = drawn(distribution, temperature_R, len(output_VH), seed=int(batch.ids_BS.sum()))
@@ -144,7 +144,7 @@ class Student(nn.Module):
             output_VH = self.output(level).to(self.output_VH.dtype)
             loss, loss_R = HeadLoss.apply(
                 features_NIH[rows_R, level].to(output_VH.dtype), output_VH, weight_NI[rows_R, level],
-                Written(targets_NI[rows_R, level]), torch.arange(len(rows_R), device=rows_R.device),
+                WrittenToken(targets_NI[rows_R, level]), torch.arange(len(rows_R), device=rows_R.device),
             )  # fmt: skip
             total, sums = total + loss, [*sums, loss_R.sum()]
         return total, torch.stack(sums)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.manifest import BLOCK_SLOTS, settled_name
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.cpu import MASKED, Before, CpuEngine, Line
+from draftwood.runtime.engines.cpu import MASKED, Before, CpuEngine, TextRows
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.sessions import Bindings
 from draftwood.runtime.speculation.block_cache import BlockKvCache
@@ -50,10 +50,10 @@ class BitwiseEngine(CpuEngine):
     def new_kv(self, slots: int) -> KvCache:
         return BlockKvCache(self.bundle.manifest.teacher.buffers, slots)
 
-    def _with_company(self, lines: list[Line]) -> list[Line]:
+    def _with_company(self, lines: list[TextRows]) -> list[TextRows]:
         return lines
 
-    def _bind_attention(self, bind: Bindings, text: str, line: Line, before: Before) -> None:
+    def _bind_attention(self, bind: Bindings, text: str, line: TextRows, before: Before) -> None:
         kv = line.kv
         assert isinstance(kv, BlockKvCache)
         rows, settled = len(line.depths_T), kv.settled

@@ -34,7 +34,7 @@ LEAST_BLOCK = 16
 MASKED = np.float32(-1e38)  # finite: added to any score it stays a number, and its exponential is zero
 
 
-class Line(NamedTuple):
+class TextRows(NamedTuple):
     """One text's part of a launch; ``mask_TT`` None is causal order. Logits are computed of ``rows_R``."""
 
     kv: KvCache
@@ -50,7 +50,7 @@ class Before(NamedTuple):
     rows: int = 0
     attended: int = 0
 
-    def past(self, line: Line) -> Before:
+    def past(self, line: TextRows) -> Before:
         rows = len(line.tokens_T)
         return Before(self.rows + rows, self.attended + attended(rows))
 
@@ -93,7 +93,7 @@ class CpuEngine(Engine):
         self._features = np.zeros((most if self._all_rows else rows, int(width)), np.float32)
         self._names = [rows.name for rows in bundle.manifest.teacher.buffers]
         self._order = np.arange(most, dtype=np.int64)
-        self._vacant: Line | None = None
+        self._vacant: TextRows | None = None
 
     def new_kv(self, slots: int) -> KvCache:
         return KvCache(self.bundle.manifest.teacher.buffers, slots)
@@ -107,7 +107,7 @@ class CpuEngine(Engine):
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         kv, rows = state.kv, len(chunk_n)
         last = self._order[rows - 1 : rows]
-        (output,) = self._run([Line(kv, chunk_n, self._order[:rows], last, None)])
+        (output,) = self._run([TextRows(kv, chunk_n, self._order[:rows], last, None)])
         state.extended(chunk_n, output.features_RF)
         return output
 
@@ -115,19 +115,19 @@ class CpuEngine(Engine):
         lines = [self._line(state.kv, draft) for state, draft in zip(states, drafts, strict=True)]
         return self._run(lines)
 
-    def _line(self, kv: KvCache, draft: Draft) -> Line:
+    def _line(self, kv: KvCache, draft: Draft) -> TextRows:
         tree, rows_R = draft.tree, self._order[: draft.tree.rows]
         # There the operator counts positions from the first.
         if not kv.length and (tree.depths != rows_R).any():
             raise InvariantError("a tree that branches on an empty text; expected one token before it at least")
-        return Line(kv, draft.tokens_T, tree.depths, rows_R, tree.mask)
+        return TextRows(kv, draft.tokens_T, tree.depths, rows_R, tree.mask)
 
-    def _with_company(self, lines: list[Line]) -> list[Line]:
+    def _with_company(self, lines: list[TextRows]) -> list[TextRows]:
         """The lines, or a single row with an idle one, where products would sum it in another order alone."""
         alone = len(lines) == len(lines[0].tokens_T) == 1
         return [self._with_idle(lines[0])] if alone and self._differs_alone else lines
 
-    def _with_idle(self, line: Line) -> Line:
+    def _with_idle(self, line: TextRows) -> TextRows:
         """A row and the same once more after it, which nobody reads; the next launch overwrites it."""
         return line._replace(tokens_T=line.tokens_T.repeat(2), depths_T=self._order[:2], mask_TT=None)
 
@@ -140,9 +140,9 @@ class CpuEngine(Engine):
         if not self.bundle.manifest.packed:
             return False
         kv, rows = self.new_kv(min(gear.slots for gear in self.bundle.manifest.gears)), self._order[:PROBED]
-        self._launch([Line(kv, rows, rows, rows[:1], None)])
+        self._launch([TextRows(kv, rows, rows, rows[:1], None)])
         kv.extended(PROBED)
-        line = Line(kv, rows[:1], rows[:1], rows[:1], None)
+        line = TextRows(kv, rows[:1], rows[:1], rows[:1], None)
         alone = self._launch([line])[0].logits_RV.copy()
         paired = self._launch([self._with_idle(line)])[0].logits_RV
         return not np.array_equal(alone.view(np.int32), paired.view(np.int32))
@@ -158,7 +158,7 @@ class CpuEngine(Engine):
         """Texts of the smallest graph that has room."""
         return min(size for size in self._batches if size >= texts)
 
-    def _run(self, lines: list[Line]) -> list[TeacherOutput]:
+    def _run(self, lines: list[TextRows]) -> list[TeacherOutput]:
         """One launch, whose rows have the bits that they have in any other."""
         outputs = self._launch(self._with_company(lines))
         return [
@@ -166,7 +166,7 @@ class CpuEngine(Engine):
             for output, line in zip(outputs, lines, strict=True)
         ]
 
-    def _launch(self, lines: list[Line]) -> list[TeacherOutput]:
+    def _launch(self, lines: list[TextRows]) -> list[TeacherOutput]:
         texts = self._size(len(lines))
         bind, placed = self._bindings(texts), lines + [self._nobody()] * (texts - len(lines))
         before = Before()
@@ -181,7 +181,7 @@ class CpuEngine(Engine):
         bind.run()
         return self._shared_out(lines, features)
 
-    def _shared_out(self, lines: list[Line], features: NDArray[np.float32]) -> list[TeacherOutput]:
+    def _shared_out(self, lines: list[TextRows], features: NDArray[np.float32]) -> list[TeacherOutput]:
         """Every text's rows of the outputs."""
         steps, row, feature = [], 0, 0
         for line in lines:
@@ -200,20 +200,20 @@ class CpuEngine(Engine):
                     self._opened[texts] = SessionBindings(session(self.bundle, graph, self._threads), graph)
         return self._opened[texts]
 
-    def _nobody(self) -> Line:
+    def _nobody(self) -> TextRows:
         """A place that no text has taken."""
         if self._vacant is None:
             kv, single = KvCache(self.bundle.manifest.teacher.buffers, 2), self._order[:1]
-            self._vacant = Line(kv, single, single, single[:0], None)
+            self._vacant = TextRows(kv, single, single, single[:0], None)
         return self._vacant
 
-    def _bind(self, bind: Bindings, text: str, line: Line, before: Before) -> None:
+    def _bind(self, bind: Bindings, text: str, line: TextRows, before: Before) -> None:
         """One text's inputs to a launch; its rows are counted after those ``before`` it."""
         bind.input(text_name(text, "rows"), before.rows + line.rows_R)
         bind.input(text_name(text, "tokens"), line.tokens_T)
         self._bind_attention(bind, text, line, before)
 
-    def _bind_attention(self, bind: Bindings, text: str, line: Line, before: Before) -> None:
+    def _bind_attention(self, bind: Bindings, text: str, line: TextRows, before: Before) -> None:
         """The caches, and what the new rows see of them.
 
         A row that attention would sum alone stands there twice, the second time where the next launch writes.

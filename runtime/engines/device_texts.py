@@ -26,7 +26,7 @@ from draftwood.runtime.speculation.step import Draft
 NOBODY = -1  # as ``accepted``: a line whose rows go to the spare slot
 
 
-class Line(NamedTuple):
+class GraphLine(NamedTuple):
     """A text's part of a launch: its line of the graph, and what it hands in."""
 
     number: int
@@ -39,7 +39,7 @@ class Launched(NamedTuple):
 
     graph: GraphSignature
     buffers: dict[str, Buffer]
-    lines: list[Line]
+    lines: list[GraphLine]
 
 
 class Said(NamedTuple):
@@ -78,13 +78,13 @@ class DeviceTexts:
         pool = states[0].kv.place.pool
         graph = next(g for g in self._verifies if g.slots == pool.slots and g.batch >= span and g.rows >= rows)
         first = min(min(numbers), self.most - graph.batch)
-        lines = [Line(n - first, *pair) for n, pair in zip(numbers, zip(states, drafts, strict=True), strict=True)]
+        lines = [GraphLine(n - first, *pair) for n, pair in zip(numbers, zip(states, drafts, strict=True), strict=True)]
         launched = Launched(graph, self._kept_of(graph, group), lines)
         caches = dict(zip(graph.caches, pool.window(first, graph.batch), strict=True))
         self._executor.run(graph, self._rows(graph, lines), self._branches(graph, lines) | launched.buffers | caches)
         return launched
 
-    def accept(self, launched: Launched, lines: Sequence[Line], draws: str) -> list[Said]:
+    def accept(self, launched: Launched, lines: Sequence[GraphLine], draws: str) -> list[Said]:
         """One launch for lines that draw alike."""
         graph = self._accepts[launched.graph.batch, launched.graph.rows, draws]
         inputs = self._emptied(graph)
@@ -102,7 +102,7 @@ class DeviceTexts:
         results = {name: outputs[name].copy() for name in ("drawn", "sure", "path", "length")}
         return [_said(results, buffers, line) for line in lines]
 
-    def _rows(self, graph: GraphSignature, lines: Sequence[Line]) -> dict[str, NDArray]:
+    def _rows(self, graph: GraphSignature, lines: Sequence[GraphLine]) -> dict[str, NDArray]:
         """The small inputs of a verify launch."""
         inputs = self._emptied(graph)
         inputs[COMMITTED][:], inputs[ACCEPTED][:] = 0, NOBODY
@@ -114,7 +114,7 @@ class DeviceTexts:
             fill_commit(of_text | {"path": inputs[text_name(line.number, "path")]}, line.state.kv)
         return inputs
 
-    def _branches(self, graph: GraphSignature, lines: Sequence[Line]) -> dict[str, Buffer]:
+    def _branches(self, graph: GraphSignature, lines: Sequence[GraphLine]) -> dict[str, Buffer]:
         """Where every line reads the last rows and leaves its own; a line that is nobody's has memory for nothing."""
         ends, stays = {"in": graph.inputs, "out": graph.outputs}, lives(graph, "sequence")
         filled = {
@@ -127,7 +127,7 @@ class DeviceTexts:
             filled |= branches(graph, line.state.kv, line.number)
         return filled
 
-    def _fill_accept(self, line: Line, inputs: dict[str, NDArray], lines: int) -> None:
+    def _fill_accept(self, line: GraphLine, inputs: dict[str, NDArray], lines: int) -> None:
         """A line's tree, and how it draws."""
         of_text, tree, state = _of_line(inputs, line.number), line.draft.tree, line.state
         fill_tree(of_text, line.draft.tokens_T, tree)
@@ -165,7 +165,7 @@ class DeviceTexts:
         return self._scratch[end, shape]
 
 
-def _said(told: dict[str, NDArray], buffers: dict[str, Buffer], line: Line) -> Said:
+def _said(told: dict[str, NDArray], buffers: dict[str, Buffer], line: GraphLine) -> Said:
     outputs = {name: np.atleast_1d(value[line.number]) for name, value in told.items()}
     return Said(outputs, buffers.get(text_name(line.number, "features.out")))
 

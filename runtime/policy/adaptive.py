@@ -66,7 +66,7 @@ class Learned:
         return lost_us + self.tried_us <= EXTRA * self.bank.plain_us
 
 
-class Option(NamedTuple):
+class GearOption(NamedTuple):
     """A gear, by number, that a text may take. ``us`` is the text's part of a launch in which all take it. It leaves
     out the ``late`` tokens that the text catches up with in ``late_us``."""
 
@@ -78,13 +78,13 @@ class Option(NamedTuple):
     late_us: float = 0.0
 
 
-class Way:
+class WeighedLaunch:
     """A launch with an option for every text. ``us`` is its time as weighed, ``most_us`` as it will be.
 
     If rows are padded, every text takes as long as the one of the most rows.
     """
 
-    def __init__(self, options: Sequence[Option], rows: Sequence[int], padded: bool) -> None:
+    def __init__(self, options: Sequence[GearOption], rows: Sequence[int], padded: bool) -> None:
         tallest = max(options, key=lambda own: (rows[own.gear], own.us))
         self.options = tuple(options)
         # The gear and length by which each text's part of the time is known.
@@ -100,13 +100,15 @@ class Way:
         return self.tokens / self.us
 
 
-class Launch:
+class PricedLaunch:
     """A chosen launch next to a plain one of the same texts: expected times, then the time that it took.
 
     If a text ``grows`` to another KV length, the launch tells nothing. ``tried`` if it is expected to lose.
     """
 
-    def __init__(self, learned: Learned, way: Way, plain: Way, grows: bool = False, tried: bool = False) -> None:
+    def __init__(
+        self, learned: Learned, way: WeighedLaunch, plain: WeighedLaunch, grows: bool = False, tried: bool = False
+    ) -> None:
         self._learned, self._way, self._plain, self._grows, self.tried = learned, way, plain, grows, tried
         self.texts, self._late = len(way.options), sum(option.late for option in way.options)
         self._times, self._ended = learned.times(self.texts), False
@@ -153,7 +155,7 @@ class Adaptive:
         self.ease, self.account = Ease(learned.gains(greedy, held)), Account.of_text(max_new_tokens)
         self._slots, self._steps, self._match = 0, 0, 0
         # The last choice: the gear, the text's length, and the launch.
-        self._chosen: tuple[int, int, Launch] | None = None
+        self._chosen: tuple[int, int, PricedLaunch] | None = None
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
         fit = self._gears.fitting(length, self._slots)
@@ -161,29 +163,29 @@ class Adaptive:
             return None
         return choose([Asking(self, length, late, match)])[0]
 
-    def options(self, asking: Asking, times: StepTimes, texts: int) -> dict[int, Option]:
+    def options(self, asking: Asking, times: StepTimes, texts: int) -> dict[int, GearOption]:
         """The gears that it may take in a launch of ``texts`` texts, by shape, plain decoding first."""
         if not self._steps:
             self.ease.begin(asking.length)
         self._match, length = asking.match, asking.length
         plain, drafting = self._gears.fitting(length, self._slots)
-        late_us, options = self.learned.times(1).catch_up_us(asking.late), dict[int, Option]()
+        late_us, options = self.learned.times(1).catch_up_us(asking.late), dict[int, GearOption]()
         if plain is not None:
-            options[_PLAIN] = Option(plain, length, 1.0, times.us(plain, length) / texts)
+            options[_PLAIN] = GearOption(plain, length, 1.0, times.us(plain, length) / texts)
         for gear in drafting:
             shape, looked_up = self._gears.shape[gear], self._gears.looks_up(gear)
             if looked_up and not asking.match and options:
                 continue  # there is nothing to propose
             tokens, us = self.ease.tokens(shape, asking.match), times.us(gear, length) / texts
             late = (0, 0.0) if looked_up else (asking.late, late_us)
-            options[shape] = Option(gear, length, tokens, us, *late)
+            options[shape] = GearOption(gear, length, tokens, us, *late)
         return options
 
     def grows(self, gear: int) -> bool:
         """Whether the text moves to a larger KV length for the gear."""
         return 0 < self._slots < self._gears.gears[gear].slots
 
-    def takes(self, option: Option, launch: Launch) -> None:
+    def takes(self, option: GearOption, launch: PricedLaunch) -> None:
         """Takes note of the choice for it."""
         self._chosen = option.gear, option.length, launch
 
@@ -208,7 +210,7 @@ class Adaptive:
                 return Expected(tokens, self._chosen[2].us)
             return Expected(tokens, self.learned.times(1).us(number, length))
 
-    def _pay(self, outcome: Outcome, launch: Launch) -> None:
+    def _pay(self, outcome: Outcome, launch: PricedLaunch) -> None:
         """Enters the text's part of a launch in the accounts."""
         launch.ended(outcome.total_us)
         learned, gained, texts = self.learned, outcome.gained, launch.texts
@@ -240,13 +242,15 @@ def choose(asking: Sequence[Asking], padded: bool = False) -> list[Gear]:
             for text, policy, gear in zip(asking, policies, named, strict=True)
         ]
         plain, *ways = (
-            Way([ways.get(shape, next(iter(ways.values()))) for ways in every], gears.rows, padded and texts > 1)
+            WeighedLaunch(
+                [ways.get(shape, next(iter(ways.values()))) for ways in every], gears.rows, padded and texts > 1
+            )
             for shape in dict.fromkeys((_PLAIN, *(shape for ways in every for shape in ways)))
         )
         way, tried = _best(learned, times, plain, ways, [policy.account for policy in policies if policy])
         chosen = list(zip(way.options, policies, strict=True))
         grows = any(policy.grows(option.gear) for option, policy in chosen if policy)
-        launch = Launch(learned, way, plain, grows, tried)
+        launch = PricedLaunch(learned, way, plain, grows, tried)
         for option, policy in chosen:
             if policy:
                 policy.takes(option, launch)
@@ -254,8 +258,8 @@ def choose(asking: Sequence[Asking], padded: bool = False) -> list[Gear]:
 
 
 def _best(
-    learned: Learned, times: StepTimes, plain: Way, ways: Sequence[Way], accounts: Sequence[Account]
-) -> tuple[Way, bool]:
+    learned: Learned, times: StepTimes, plain: WeighedLaunch, ways: Sequence[WeighedLaunch], accounts: Sequence[Account]
+) -> tuple[WeighedLaunch, bool]:
     """The way of the highest rate that all accounts allow, and whether it is tried though it is expected to lose."""
     texts = len(plain.options)
     loan_us = min(learned.bank.loan_us(plain.most_us, texts), *(account.loan_us(plain.most_us) for account in accounts))
@@ -274,8 +278,8 @@ def _best(
     return way, tried
 
 
-def _named(learned: Learned, asking: Asking, gear: Gear | None, times: StepTimes, texts: int) -> dict[int, Option]:
+def _named(learned: Learned, asking: Asking, gear: Gear | None, times: StepTimes, texts: int) -> dict[int, GearOption]:
     """The one option of a text whose policy names its gear."""
     assert gear is not None, "a policy that is not asked here has named its gear"
     number = learned.gears.number[gear.name]
-    return {_PLAIN: Option(number, asking.length, 1.0, times.us(number, asking.length) / texts)}
+    return {_PLAIN: GearOption(number, asking.length, 1.0, times.us(number, asking.length) / texts)}

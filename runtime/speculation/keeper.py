@@ -142,7 +142,7 @@ def serve(talk: socket.socket, begin: Callable[[], Grammars]) -> None:
         talk.sendall(framed((refused, result)))
 
 
-class _Text(NamedTuple):
+class _TextProcess(NamedTuple):
     """A text's process, and the socket whose end says that nobody asks any more."""
 
     process: int
@@ -154,7 +154,7 @@ class Keeper:
 
     def __init__(self, control: socket.socket, begin: Callable[[], Grammars]) -> None:
         self._control, self._begin = control, begin
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _TextProcess] = {}
 
     def run(self) -> None:
         """Until the other side of ``control`` ends."""
@@ -171,7 +171,7 @@ class Keeper:
                     self._texts[text.life.fileno()] = text
                     waiting.register(text.life, select.POLLIN)
 
-    def _text(self) -> _Text | None:
+    def _text(self) -> _TextProcess | None:
         """The next text; None if there will be none."""
         message, numbers, _, _ = socket.recv_fds(self._control, 1, 2)
         if not message or len(numbers) != 2:
@@ -185,14 +185,14 @@ class Keeper:
                 serve(talk, self._begin)
             os._exit(0)
         talk.close()
-        return _Text(process, life)
+        return _TextProcess(process, life)
 
     def _close(self, life: socket.socket) -> None:
         """Closes the keeper's files and sockets, in a process that it has forked."""
         for end in (self._control, life, *(text.life for text in self._texts.values())):
             end.close()
 
-    def _end(self, text: _Text) -> None:
+    def _end(self, text: _TextProcess) -> None:
         """Ends a process, and says by which signal it had ended before."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(text.process, signal.SIGKILL)

@@ -46,7 +46,7 @@ def match_class(length: int) -> int:
     return min(length.bit_length(), MATCH_CLASSES - 1)
 
 
-class Family(NamedTuple):
+class Siblings(NamedTuple):
     """The children of a row: their ranks, and how many candidates that asks for."""
 
     parent: int
@@ -55,7 +55,7 @@ class Family(NamedTuple):
 
 
 # A tree's families from the root down, as its rows stand: level by level, children of one row side by side.
-Levels = list[list[Family]]
+Levels = list[list[Siblings]]
 # Continuations: tokens, and the states that they lead to.
 Ways = list[tuple[int, int]]
 
@@ -68,7 +68,7 @@ def levels(tree: Topology) -> Levels:
         children = tree.children(parent)
         if children:
             ranks = tuple(tree.ranks[child] for child in children)
-            levels[depths[parent]].append(Family(parent, ranks, 1 + max(ranks)))
+            levels[depths[parent]].append(Siblings(parent, ranks, 1 + max(ranks)))
     return levels
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.steps.accept import accept_step, walked
-from draftwood.compiler.steps.draw import Settings, greedy, sampled
+from draftwood.compiler.steps.draw import DrawSettings, greedy, sampled
 from draftwood.compiler.steps.noise import block_noise, ciphered, level_noise, own_noise, round_numbers
 from draftwood.compiler.steps.step import StepSizes
 from draftwood.compiler.steps.tracing import trace
@@ -29,11 +29,11 @@ RNG = np.random.default_rng
 FILTERS: list[dict] = [{}, {"top_k": 5}, {"top_k": 60}, {"top_p": 0.9}, {"top_p": 0.4}, {"top_p": 0.7, "top_k": 12}]
 
 
-def settings(sampling: Sampling, vocabulary: int, levels: int = LEVELS, position: int = LENGTH + 1) -> Settings:
+def settings(sampling: Sampling, vocabulary: int, levels: int = LEVELS, position: int = LENGTH + 1) -> DrawSettings:
     inputs = {"keys": np.zeros((3, 6, levels), np.int32)}
     inputs |= {name: np.zeros(1, np.float32) for name in ("temperature", "top_k", "top_p")}
     fill_settings(inputs, sampling, position, vocabulary)
-    return Settings(*map(torch.from_numpy, inputs.values()))
+    return DrawSettings(*map(torch.from_numpy, inputs.values()))
 
 
 def drawn(logits: np.ndarray, levels: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:

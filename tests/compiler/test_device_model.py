@@ -19,7 +19,7 @@ from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import RequestError
 from draftwood.tools.demo import resolve
-from draftwood.trees.latency import Constant, LatencyTable
+from draftwood.trees.latency import Assumption, LatencyTable
 
 B3 = DEVICES["ascend-910b3"]
 HBM = 1.6 * 2**40 * 0.6  # bytes/s that the vendor's simulator expects of a 910B3
@@ -163,7 +163,7 @@ def test_the_table_says_it_is_modelled_and_where_every_figure_comes_from() -> No
     memory = {entry.rows: entry.bytes for entry in table.entries if entry.slots == 1024}
     assert memory[17] > memory[1] > 0
     other = (*constants.LINKS, constants.AI_CPU_OVERHEAD, constants.AI_CPU_BANDWIDTH)  # nothing of ours runs there
-    used = [c for c in vars(constants).values() if isinstance(c, Constant) and c not in other]
+    used = [c for c in vars(constants).values() if isinstance(c, Assumption) and c not in other]
     assert {constant.name for constant in used} <= {constant.name for constant in table.constants}
     assert all(constant.source and constant.unit for constant in table.constants)
     assert LatencyTable.from_json(table.to_json(), "t") == table

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.checkpoints.weight import Parts
+from draftwood.compiler.checkpoints.weight import WeightParts
 from draftwood.compiler.teachers import registry
 from draftwood.compiler.teachers.block import Layer, Norm
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -100,15 +100,18 @@ class Toy(Family):
         angles_PD = np.concatenate((angles_PE, angles_PE), 1).astype(np.float32)
         return {"rope_cos": np.cos(angles_PD), "rope_sin": np.sin(angles_PD)}
 
-    def parts(self, config: TeacherConfig) -> dict[str, Parts]:
-        found = {"embed.weight": Parts((("emb", (H, V)),), combine=lambda tensors: tensors[0].T)}
+    def parts(self, config: TeacherConfig) -> dict[str, WeightParts]:
+        found = {"embed.weight": WeightParts((("emb", (H, V)),), combine=lambda tensors: tensors[0].T)}
         for i in range(config.layers):
             made = {"attn_norm": ["attn_norm"], "qkv": ["q", "k", "v"], "q_norm": ["qn"], "k_norm": ["kn"]}
             made |= {"o": ["o"], "mlp_norm": ["mlp_norm"], "gate_up": ["gate", "up"], "down": ["down"]}
             for ours, theirs in made.items():
                 tensors = tuple((f"b{i}.{name}", NAMES[name]) for name in theirs)
-                found[f"layers.{i}.{ours}.weight"] = Parts(tensors, REORDERED.get(ours))
-        return found | {"norm.weight": Parts((("last", (H,)),)), "lm_head.weight": Parts((("out", (V, H)),))}
+                found[f"layers.{i}.{ours}.weight"] = WeightParts(tensors, REORDERED.get(ours))
+        return found | {
+            "norm.weight": WeightParts((("last", (H,)),)),
+            "lm_head.weight": WeightParts((("out", (V, H)),)),
+        }
 
 
 @pytest.fixture

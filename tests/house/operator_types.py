@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwood.compiler.ge.element_types import CODES, OperatorTypes, Source, Table, encode
+from draftwood.compiler.ge.element_types import CODES, ElementTypes, OperatorTypes, SourceRepository, encode
 from draftwood.compiler.ge.operators.table import OPERATORS
 
 CHIPS = ("ascend910b", "ascend910_93")
@@ -88,7 +88,7 @@ def main() -> None:
     args.out.write_bytes(encode(distilled(args.repositories)))
 
 
-def distilled(folder: Path) -> Table:
+def distilled(folder: Path) -> ElementTypes:
     """The table of every operator that the graphs may hold."""
     clones = {name: _Clone.of(folder, name) for _, name, _, _ in SOURCES}
     store = _Store(clones[_STORE[0]])
@@ -101,10 +101,10 @@ def distilled(folder: Path) -> Table:
         rows = {"hccl": _texts(_same("x y", "f4 f2 b2 i1 i4 i8"))}
         operators[name] = OperatorTypes(operands=("x",), results=("y",), rows=rows, cpu=None, read=_HCCL_SOURCE)
     listed = tuple(
-        Source(release=release, repository=name, commit=clones[name].commit(branch))
+        SourceRepository(release=release, repository=name, commit=clones[name].commit(branch))
         for release, name, branch, _ in SOURCES
     )
-    return Table(chips=CHIPS, sources=listed, operators=operators)
+    return ElementTypes(chips=CHIPS, sources=listed, operators=operators)
 
 
 def _operator(name: str, store: _Store, opened: Mapping[str, _Definitions]) -> OperatorTypes | None:

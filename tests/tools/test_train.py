@@ -36,7 +36,7 @@ from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.commands import train as command
 from draftwood.tools.training import trainer
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
-from draftwood.tools.training.shared_noise import SharedNoise
+from draftwood.tools.training.shared_noise import BatchNoise
 from draftwood.tools.training.states import States
 from draftwood.tools.training.students import begin, go_on, load
 from draftwood.tools.training.texts import INDEX, Distilled
@@ -172,7 +172,7 @@ def test_sampled_texts_alone_have_noise(folder: Path) -> None:
     model, texts = FrozenTeacher.open(folder / "noise"), Distilled.open(folder / "unread")
     batch = States(model, texts, (1,)).batch(np.array([0, 1]))
     samplings = [Sampling(), Sampling(temperature=0.8, seed=3)]
-    noise = SharedNoise(batch, samplings, None, VOCABULARY)(1, slice(20))
+    noise = BatchNoise(batch, samplings, None, VOCABULARY)(1, slice(20))
     assert noise[-1].abs().min() > 0 and not noise[0].any()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwood.compiler.training.losses import SHARPNESS, Distribution, HeadLoss, Written, drawn
+from draftwood.compiler.training.losses import SHARPNESS, Distribution, HeadLoss, WrittenToken, drawn
 from draftwood.compiler.training.teacher import FrozenTeacher, device_named
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
@@ -20,10 +20,10 @@ from draftwood.tests.bpe import save_tokenizer, train_tokenizer
 from draftwood.tools import cli
 from draftwood.tools.measure.calibrate import path_of
 from draftwood.tools.tokenizers import tokenizer_of
-from draftwood.tools.training.distill import TEMPERATURES, Progress, distill
+from draftwood.tools.training.distill import TEMPERATURES, WritingProgress, distill
 from draftwood.tools.training.generate import batch_draws, engine_draws, generate
 from draftwood.tools.training.own_prompts import OwnPrompts, own_rows
-from draftwood.tools.training.rows import Message, Row, read_data, read_rows
+from draftwood.tools.training.rows import Row, WrittenMessage, read_data, read_rows
 from draftwood.tools.training.schedule import stable_decay
 from draftwood.tools.training.states import FOLDER, States, path_of_states, usual_aux
 from draftwood.tools.training.team import Team
@@ -138,11 +138,11 @@ def test_a_teacher_writes_its_own_prompts(tmp_path: Path) -> None:
     save_teacher(teacher, tie_word_embeddings=True, max_position_embeddings=1024)
     model, text = FrozenTeacher.open(teacher), tokenizer_of(teacher)
     writer = OwnPrompts(model, text, seed=0, batch=16, told=lambda _: None)
-    chat = [Message(role="user", content="a"), Message(role="assistant", content="b")]
+    chat = [WrittenMessage(role="user", content="a"), WrittenMessage(role="assistant", content="b")]
     for before in ([], chat):
         opening = writer._opening(before)
         for content in ("Write", "3 times"):
-            whole = text.chat([*before, Message(role="user", content=content)])
+            whole = text.chat([*before, WrittenMessage(role="user", content=content)])
             assert whole[: len(opening)] == opening and len(whole) > len(opening)
     rows = own_rows(tmp_path / "prompts.jsonl", 48, lambda: writer)
     assert {len(row["messages"]) for row in rows} == {1, 3}
@@ -174,7 +174,7 @@ def test_generation_tells_every_token_once(teacher: Path) -> None:
 
 
 def test_progress_is_said_before_a_shard_is_whole(tmp_path: Path, capsys) -> None:
-    progress = Progress(tmp_path / "log.jsonl")
+    progress = WritingProgress(tmp_path / "log.jsonl")
     progress.told(5)
     assert not capsys.readouterr().err
     progress.said -= 3600
@@ -335,7 +335,7 @@ def test_head_loss_equals_autograd(kind: str) -> None:
     output = torch.randn(20 if kind == "subset" else 50, 8)
     token = torch.randint(0, 50, (rows,))
     if kind == "written":
-        target, wanted = Written(token), F.one_hot(token, 50).double()
+        target, wanted = WrittenToken(token), F.one_hot(token, 50).double()
     else:
         target = Distribution(last, teacher[ids] if kind == "subset" else teacher, place)
         logits = (last.double() @ teacher.double().T)[place]

@@ -11,10 +11,10 @@ from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration, Contexts, fold_of
 from draftwood.trees.latency import LatencyEntry, LatencyTable
 from draftwood.trees.measure import mean_of_folds, visits
-from draftwood.trees.plan_file import Expected
+from draftwood.trees.plan_file import ExpectedLength
 
 
-def accept_length(contexts: Contexts, tree: Topology) -> Expected:
+def accept_length(contexts: Contexts, tree: Topology) -> ExpectedLength:
     """A tree's gain in tokens a step on one context or more."""
     visits_FT = visits(contexts, tree)
     found = mean_of_folds(visits_FT.sum(1), visits_FT[:, 0])

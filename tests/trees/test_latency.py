@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.errors import TreeError
-from draftwood.trees.latency import Constant, LatencyEntry, LatencyTable
+from draftwood.trees.latency import Assumption, LatencyEntry, LatencyTable
 
 
 def modelled(kind: str, seconds: float, **shape: int) -> LatencyEntry:
@@ -32,7 +32,7 @@ DRAFTS = (
     modelled("draft", 0.004, depth=5, width=8),
 )
 HOST = (modelled("commit", 0.0005, rows=0), modelled("host", 0.00025))
-CONSTANT = Constant(name="peak", value=3.0, unit="FLOP/s", mark="derived", source="cores times clock")
+CONSTANT = Assumption(name="peak", value=3.0, unit="FLOP/s", mark="derived", source="cores times clock")
 
 
 def table(*entries: LatencyEntry) -> LatencyTable:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from draftwood.errors import TreeError
 from draftwood.trees.choice import choose
 from draftwood.trees.latency import LatencyEntry, LatencyTable
-from draftwood.trees.occupancy import Occupancy, Service
+from draftwood.trees.occupancy import Occupancy, OccupancyCost
 from draftwood.trees.plan import make_plan, spread
 from draftwood.trees.plan_file import Limits
 
@@ -43,7 +43,7 @@ def services(draw):
     found = draw(st.dictionaries(st.integers(1, 6), st.integers(1, 5), min_size=1, max_size=4))
     shares = np.array(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)), float)
     occupancy = Occupancy({n: count / sum(found.values()) for n, count in found.items()})
-    return Service(occupancy, shares / shares.sum(), SIZES)
+    return OccupancyCost(occupancy, shares / shares.sum(), SIZES)
 
 
 @FIXED

@@ -23,7 +23,7 @@ from draftwood.runtime.policy import Policies, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.tuned import bundle_digest, keep_times, tuned_times
 from draftwood.tools.benchmarks.peers import Generate, open_peer
-from draftwood.tools.benchmarks.suite import Ask, Suite
+from draftwood.tools.benchmarks.suite import SectionSettings, Suite
 from draftwood.tools.measure.conversations import Conversation, by_conversation, long_texts, tokenizer_of
 from draftwood.tools.measure.prefilled import Prefilled
 from draftwood.tools.measure.tune import tune
@@ -103,7 +103,7 @@ class Lab:
         before, self._warm = self._warm, place
         return before != place
 
-    def options(self, ask: Ask, temperature: float, ignore_eos: bool = True) -> Options:
+    def options(self, ask: SectionSettings, temperature: float, ignore_eos: bool = True) -> Options:
         """How texts are decoded; past the end token where all texts shall weigh the same."""
         sampling = Sampling(temperature=temperature, seed=self.suite.seed)
         return Options(max_new_tokens=ask.max_new_tokens, sampling=sampling, ignore_eos=ignore_eos)

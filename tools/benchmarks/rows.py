@@ -39,7 +39,7 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return row
 
 
-class Rows:
+class RunRows:
     """The rows of a run that goes on: those that are there, and what is added."""
 
     def __init__(self, folder: Path) -> None:
@@ -69,7 +69,7 @@ class Rows:
         self.keys.add(row["key"])
 
 
-class Text(NamedTuple):
+class DecodedText(NamedTuple):
     """One text decoded one way, and the key of its row."""
 
     key: str
@@ -77,16 +77,16 @@ class Text(NamedTuple):
     figures: dict[str, Any]
 
 
-def decoded(rows: Sequence[dict[str, Any]]) -> Iterator[Text]:
+def decoded(rows: Sequence[dict[str, Any]]) -> Iterator[DecodedText]:
     """Every text that was decoded besides a plain one, other plain ones left out."""
     return (text for text in _all(rows) if not is_plain(text.way))
 
 
-def _all(rows: Sequence[dict[str, Any]]) -> Iterator[Text]:
+def _all(rows: Sequence[dict[str, Any]]) -> Iterator[DecodedText]:
     for row in rows:
         for held in row["found"].get("turns", [row["found"]]):
             for way, figures in held.get("ways", {}).items():
-                yield Text(row["key"], way, figures)
+                yield DecodedText(row["key"], way, figures)
 
 
 def differences(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -13,14 +13,14 @@ from draftwood.tools.benchmarks.busy import Meter
 from draftwood.tools.benchmarks.opened import Lab
 from draftwood.tools.benchmarks.record import begin
 from draftwood.tools.benchmarks.registry import SECTIONS
-from draftwood.tools.benchmarks.rows import Rows
+from draftwood.tools.benchmarks.rows import RunRows
 from draftwood.tools.benchmarks.section import Row, Task
 from draftwood.tools.benchmarks.suite import Suite
 
 QUIET_SECONDS = 5.0  # between lines of progress where nobody watches a terminal
 
 
-def evaluate(suite: Suite, out: Path, work: Path) -> Rows:
+def evaluate(suite: Suite, out: Path, work: Path) -> RunRows:
     """Measures what ``out`` does not have yet; every row is there as soon as it is measured.
 
     Raises:
@@ -28,9 +28,9 @@ def evaluate(suite: Suite, out: Path, work: Path) -> Rows:
     """
     tasks = tasks_of(suite)
     begin(out, suite)
-    rows, lab = Rows(out), Lab(suite, work)
+    rows, lab = RunRows(out), Lab(suite, work)
     missing = [task for task in tasks if task.key not in rows.keys]
-    progress = Progress(missing, len(tasks))
+    progress = RunProgress(missing, len(tasks))
     for task in missing:
         progress.begins(task)
         row = measure(task, suite, lab)
@@ -64,7 +64,7 @@ def measure(task: Task, suite: Suite, lab: Lab) -> Row:
     }
 
 
-class Progress:
+class RunProgress:
     """Says on stderr what is measured now, and how long the rest would take at the mean of the rows so far."""
 
     def __init__(self, missing: Sequence[Task], total: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from draftwood.tools.benchmarks.suite import Ask, Suite
+from draftwood.tools.benchmarks.suite import SectionSettings, Suite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -76,10 +76,10 @@ class Section:
     title: str
     question: str
     source: str
-    tasks: Callable[[Ask, Suite], Iterable[Task]]
+    tasks: Callable[[SectionSettings, Suite], Iterable[Task]]
     # Opens and warms up what `measure` needs; none of it is measured.
-    prepare: Callable[[Task, Ask, Lab], None] = lambda task, ask, lab: None
-    measure: Callable[[Task, Ask, Lab], dict[str, Any]]
+    prepare: Callable[[Task, SectionSettings, Lab], None] = lambda task, ask, lab: None
+    measure: Callable[[Task, SectionSettings, Lab], dict[str, Any]]
     show: Callable[[list[Row]], Iterator[Block]]
     # Whether it can measure a bundle.
     takes: Callable[[Manifest], bool] = lambda manifest: True

@@ -37,7 +37,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamedAnswer:
     """One streamed answer: seconds from the request to its first and to its last tokens, and how many those were."""
 
     first_seconds: float
@@ -129,7 +129,7 @@ def load(server: Server, prompts: Sequence[Sequence[int]], clients: int, count: 
     return figures(streams, time.perf_counter() - began)
 
 
-def figures(streams: Sequence[Stream], seconds: float) -> dict[str, Any]:
+def figures(streams: Sequence[StreamedAnswer], seconds: float) -> dict[str, Any]:
     """Figures that `load` returns, of answers that took ``seconds`` together."""
     gaps = [(one.seconds - one.first_seconds) / max(1, one.tokens - 1) for one in streams]
     return {
@@ -139,7 +139,7 @@ def figures(streams: Sequence[Stream], seconds: float) -> dict[str, Any]:
     }
 
 
-def stream(port: int, ids: Sequence[int], count: int) -> Stream:
+def stream(port: int, ids: Sequence[int], count: int) -> StreamedAnswer:
     """One greedy answer of ``count`` tokens to a prompt of token ids.
 
     Raises:
@@ -160,7 +160,7 @@ def stream(port: int, ids: Sequence[int], count: int) -> Stream:
         if any(choice.get("text") for choice in chunk.get("choices", ())):
             last = time.perf_counter() - began
             first = first or last
-    return Stream(first, last, tokens)
+    return StreamedAnswer(first, last, tokens)
 
 
 def accepted(port: int, text: str, count: int, schema: dict[str, Any] | None) -> float | None:

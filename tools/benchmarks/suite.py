@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "suites"
 POLICIES = ("adaptive", "tree", "plain")
 
 
-class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of one section; one that a section does not read has no effect.
 
     Raises:
@@ -58,7 +58,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Sections by name, in the order in which they are measured."""
 
     name: str
-    sections: dict[str, Ask]
+    sections: dict[str, SectionSettings]
     # Foreign processor time and steal that a task may see, in cores; above it the task is measured again.
     busy_cores: float = 0.08
     # Times a task is measured at most; the last one is kept, and marked.

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from draftwood.errors import BundleError
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.tools.serve import messages
-from draftwood.tools.serve.messages import Begun, Caches, Cancel, EngineArguments, Piece, Ready, ToServer
+from draftwood.tools.serve.messages import Begun, CacheUse, Cancel, EngineArguments, Piece, Ready, ToServer
 from draftwood.tools.serve.model import Mailbox
 from draftwood.tools.serve.process import EngineProcess
 
@@ -69,7 +69,7 @@ class Replica:
         self._process.listen(self._receive, lambda: os._exit(1))
 
     def _receive(self, message: ToServer) -> None:
-        if not isinstance(message, Ready | Caches) and (box := self._boxes.get(message.id)) is not None:
+        if not isinstance(message, Ready | CacheUse) and (box := self._boxes.get(message.id)) is not None:
             box.put(0, message)
 
     async def facts(self) -> bytes:

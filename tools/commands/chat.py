@@ -39,11 +39,11 @@ def main(args: argparse.Namespace) -> int:
         tokenizer = model.bundle.tokenizer
         if tokenizer is None or not tokenizer.has_chat:
             raise RequestError(f"{folder}: has no chat template; draftwood run continues a text")
-        Conversation(model, decoding_options(args)).run()
+        Dialogue(model, decoding_options(args)).run()
     return 0
 
 
-class Conversation:
+class Dialogue:
     """Turns; each sees those before it."""
 
     def __init__(self, model: OpenedBundle, options: Any) -> None:

@@ -17,7 +17,7 @@ from draftwood.errors import RequestError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftwood.compiler.quantisation.report import Difference
+    from draftwood.compiler.quantisation.report import TeacherDifference
     from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 REPORT = "quantisation.json"
@@ -123,7 +123,7 @@ def _say(stage: str) -> None:
     print(stage, file=sys.stderr, flush=True)
 
 
-def _text(summary: dict[str, object], found: Difference, kept: Difference | None) -> str:
+def _text(summary: dict[str, object], found: TeacherDifference, kept: TeacherDifference | None) -> str:
     size = summary["bytes"]
     assert isinstance(size, int)
     lines = [f"{summary['folder']}: {summary['quantised']} linear layers in int8, {size / 1e6:.1f} MB", _said(found)]
@@ -132,7 +132,7 @@ def _text(summary: dict[str, object], found: Difference, kept: Difference | None
     return "\n".join(lines)
 
 
-def _said(found: Difference) -> str:
+def _said(found: TeacherDifference) -> str:
     return "\n".join(
         (
             f"perplexity {found.perplexity:.3f}, original {found.original_perplexity:.3f} ({100 * found.worse:+.2f} %),"

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from draftwood.compiler.drafters.kind import Kind, Option
+from draftwood.compiler.drafters.kind import Kind, TrainingOption
 from draftwood.compiler.drafters.registry import kinds, names
 from draftwood.errors import RequestError
 from draftwood.tools.commands.arguments import add_device
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_options(group: argparse._ArgumentGroup, kinds: Iterable[Kind]) -> None:
     """A flag for every option of a kind; none has a default here, so that it is refused with another kind."""
-    meant: dict[str, dict[Kind, Option]] = {}
+    meant: dict[str, dict[Kind, TrainingOption]] = {}
     for kind in kinds:
         for name, option in kind.options.items():
             meant.setdefault(name, {})[kind] = option

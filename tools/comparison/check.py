@@ -38,7 +38,7 @@ from draftwood.tools.comparison.compare import (
 from draftwood.tools.comparison.device_steps import compare_acceptance, compare_whole, in_parts
 from draftwood.tools.comparison.faults import (
     Control,
-    Steps,
+    ReferenceSteps,
     control,
     controls,
     draft_controls,
@@ -180,7 +180,7 @@ def _graph_controls(bundle: Bundle, pair: Pair, prompt: NDArray[np.int64]) -> It
     for fault, mutate in graph_mutations().items():
         broken = replace(pair, engine=GeEngine(bundle, mutate=mutate))
         tree = tree_of(pair.reference, gear, prompt)
-        yield control(pair, gear, fault, Steps(broken, gear, prompt, tree).tree(tree))
+        yield control(pair, gear, fault, ReferenceSteps(broken, gear, prompt, tree).tree(tree))
 
 
 def _by_graph(comparisons: list[Comparison]) -> dict[str, dict[str, dict[str, Any]]]:

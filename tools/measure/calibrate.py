@@ -215,13 +215,13 @@ def _contexts(
 ) -> dict[int, list[_Context]]:
     """Every context of the answers, by the number of the text; sampled text is ranked with the noise of its draw."""
     from draftwood.compiler.training.batch import NONE, Batch
-    from draftwood.tools.training.shared_noise import SharedNoise
+    from draftwood.tools.training.shared_noise import BatchNoise
     from draftwood.tools.training.states import States
     from draftwood.tools.training.trainer import ranks_of
 
-    def noise_of(text_B: np.ndarray, batch: Batch) -> SharedNoise:
+    def noise_of(text_B: np.ndarray, batch: Batch) -> BatchNoise:
         samplings = [sampling_of(job, turns[number]) for number in text_B]
-        return SharedNoise(batch, samplings, drafter.ids_V, model.config.vocabulary)
+        return BatchNoise(batch, samplings, drafter.ids_V, model.config.vocabulary)
 
     shared = noise_of if job.temperature else None
     ended_W, states = texts.ended(), States(model, texts, drafter.aux)

@@ -27,7 +27,7 @@ from draftwood.tools.reference.branch_cache import BranchCache
 # T rows, S = committed + T columns, R rows with logits, V vocabulary, F features
 
 
-class TeacherStep(NamedTuple):
+class ForwardPass(NamedTuple):
     """Results of a forward pass: logits of R rows (all, or the last), features of all T."""
 
     logits_RV: Tensor
@@ -81,7 +81,7 @@ class HfTeacher:
         depths_T: NDArray[np.int64],
         visible_TT: NDArray[np.bool_],
         last_only: bool = False,
-    ) -> TeacherStep:
+    ) -> ForwardPass:
         """Runs rows after the committed text, which every row sees; leaves them as the cache's open branch.
 
         Args:
@@ -110,7 +110,7 @@ class HfTeacher:
         states = [
             entering_norm[0][0] if layer == self.layers else out.hidden_states[layer][0] for layer in self.taps or (-1,)
         ]
-        return TeacherStep(out.logits[0][-1:] if last_only else out.logits[0], torch.cat(states, dim=-1))
+        return ForwardPass(out.logits[0][-1:] if last_only else out.logits[0], torch.cat(states, dim=-1))
 
     @contextlib.contextmanager
     def _entering_norm(self) -> Iterator[list[Tensor]]:

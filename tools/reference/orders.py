@@ -14,7 +14,7 @@ from torch import distributed
 _IDLE = timedelta(days=365)
 
 
-class Array(msgspec.Struct):
+class ArrayBytes(msgspec.Struct):
     """A numpy array as bytes."""
 
     kind: str
@@ -22,7 +22,7 @@ class Array(msgspec.Struct):
     data: bytes
 
     @classmethod
-    def of(cls, value: NDArray) -> Array:
+    def of(cls, value: NDArray) -> ArrayBytes:
         return cls(value.dtype.name, value.shape, value.tobytes())
 
     @property
@@ -65,11 +65,11 @@ class Gather(msgspec.Struct, tag=True):
     part: View
 
 
-class Launch(msgspec.Struct, tag=True):
+class LaunchOrder(msgspec.Struct, tag=True):
     """A graph on small inputs and on parts of buffers."""
 
     graph: str
-    inputs: dict[str, Array]
+    inputs: dict[str, ArrayBytes]
     buffers: dict[str, View]
 
 
@@ -77,7 +77,7 @@ class Stop(msgspec.Struct, tag=True):
     """Nothing more."""
 
 
-Order = Make | Drop | Copy | Gather | Launch | Stop
+Order = Make | Drop | Copy | Gather | LaunchOrder | Stop
 
 
 class Orders:

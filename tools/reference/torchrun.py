@@ -31,7 +31,18 @@ from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.tools.reference.ge import InterpreterExecutor
 from draftwood.tools.reference.held import Held
-from draftwood.tools.reference.orders import Array, Copy, Drop, Gather, Launch, Make, Order, Orders, Stop, View
+from draftwood.tools.reference.orders import (
+    ArrayBytes,
+    Copy,
+    Drop,
+    Gather,
+    LaunchOrder,
+    Make,
+    Order,
+    Orders,
+    Stop,
+    View,
+)
 
 # How long a rank waits in a collective for one that lives: the others may run slower, or still compile.
 PATIENCE = timedelta(minutes=10)
@@ -77,7 +88,7 @@ class Rank:
             self._part(order.into).copy_(self._part(order.source))
         elif isinstance(order, Gather):
             self.gather(order)
-        elif isinstance(order, Launch):
+        elif isinstance(order, LaunchOrder):
             inputs = {name: array.value for name, array in order.inputs.items()}
             buffers = {name: self._part(view) for name, view in order.buffers.items()}
             return self.executor.run(self._graphs[order.graph], inputs, buffers)
@@ -167,8 +178,8 @@ class Ranks:
         self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, SharedBuffer]
     ) -> dict[str, NDArray]:
         """See `draftwood.runtime.engines.executor.Executor.run`."""
-        arrays = {name: Array.of(value) for name, value in inputs.items()}
-        return self.tell(Launch(graph.name, arrays, {name: buffer.view for name, buffer in buffers.items()}))
+        arrays = {name: ArrayBytes.of(value) for name, value in inputs.items()}
+        return self.tell(LaunchOrder(graph.name, arrays, {name: buffer.view for name, buffer in buffers.items()}))
 
     def read(self, buffer: SharedBuffer) -> NDArray[np.float32]:
         """See `draftwood.runtime.engines.executor.Executor.read`; of rank 0, whose outputs are those of all."""

@@ -16,7 +16,7 @@ from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.tools.reference.branch_cache import BranchCache
 from draftwood.tools.reference.eager import EagerEngine
 from draftwood.tools.reference.held import hold
-from draftwood.tools.reference.hf_teacher import HfTeacher, TeacherStep
+from draftwood.tools.reference.hf_teacher import ForwardPass, HfTeacher
 
 
 class HfEngine(EagerEngine):
@@ -65,6 +65,6 @@ class HfEngine(EagerEngine):
         return [_output(step)]
 
 
-def _output(step: TeacherStep) -> TeacherOutput:
+def _output(step: ForwardPass) -> TeacherOutput:
     logits_RV = step.logits_RV.float().numpy()
     return TeacherOutput(logits_RV, logits_RV.argmax(-1), step.features_TF.float().numpy())

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from draftwood.runtime.decoding import Finish
 from draftwood.tools.serve.bodies import CalledFunction
-from draftwood.tools.serve.messages import Step, TokenLogprob
+from draftwood.tools.serve.messages import DraftedStep, TokenLogprob
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -112,13 +112,13 @@ class ChatChunk(Answer, kw_only=True):
     # Null in every chunk but the last one, and only if it was asked for.
     usage: Usage | UnsetType | None = UNSET
     # The steps of this chunk, if they were asked for.
-    draftwood: list[Step] | UnsetType = UNSET
+    draftwood: list[DraftedStep] | UnsetType = UNSET
 
 
 class TextAnswer(Answer, kw_only=True):
     choices: list[TextChoice]
     usage: Usage | UnsetType | None = UNSET
-    draftwood: list[Step] | UnsetType = UNSET
+    draftwood: list[DraftedStep] | UnsetType = UNSET
 
 
 class ModelCard(Struct, kw_only=True):

@@ -13,7 +13,7 @@ import msgspec
 from draftwood.manifest import DAMAGED
 from draftwood.runtime.decoding import Asked
 from draftwood.tools.serve.bodies import AssistantCall, ChatBody, Common, CompletionBody, Extra, Ids, Message, NamedTool
-from draftwood.tools.serve.calls import Form, forced
+from draftwood.tools.serve.calls import CallForm, forced
 from draftwood.tools.serve.errors import RequestRefused
 from draftwood.tools.serve.messages import Ask
 
@@ -26,7 +26,7 @@ MOST_TEXTS = 64
 Tools = list[dict[str, Any]]
 
 
-def asks(body: ChatBody | CompletionBody, limit: int, form: Form | None, told: Tools) -> list[Ask]:
+def asks(body: ChatBody | CompletionBody, limit: int, form: CallForm | None, told: Tools) -> list[Ask]:
     """The texts of a request, prompt by prompt, each ``n`` times with seeds that follow each other.
 
     Args:
@@ -125,7 +125,7 @@ def _called(where: str, call: AssistantCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def tools(body: Common, form: Form | None) -> Tools:
+def tools(body: Common, form: CallForm | None) -> Tools:
     """The tools that the model knows of; none if it may call none.
 
     Raises:
@@ -148,7 +148,7 @@ def tools(body: Common, form: Form | None) -> Tools:
     return offered
 
 
-def grammar(body: Common, form: Form | None, told: Tools) -> str | dict[str, Any] | None:
+def grammar(body: Common, form: CallForm | None, told: Tools) -> str | dict[str, Any] | None:
     """The form that the answer is held to: a JSON schema, a grammar's text, or nothing.
 
     Raises:

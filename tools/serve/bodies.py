@@ -29,7 +29,7 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 Ids = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(min_length=1)]
 
 
-class Part(Struct):
+class ContentPart(Struct):
     """A part of a message's content; only text is understood."""
 
     type: str
@@ -80,7 +80,7 @@ class Message(Struct):
     """One message of a chat; further fields that a template may want are handed on."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[AssistantCall] | None = None

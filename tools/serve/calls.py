@@ -27,7 +27,7 @@ _DECODER = json.JSONDecoder()
 _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-class Form(Struct, kw_only=True):
+class CallForm(Struct, kw_only=True):
     """How calls are written. ``begin`` is empty if the text itself is one, ``end`` if the text's end ends it.
 
     ``special`` has the ids of those marks that are special tokens, which a text does not show by itself.
@@ -42,24 +42,24 @@ class Form(Struct, kw_only=True):
 
 
 _FORMS = (
-    Form(begin="[unused11]", end="[unused12]", listed=True),
-    Form(begin="<|tool_call_start|>", end="<|tool_call_end|>", listed=True),
-    Form(begin="[TOOL_CALLS]", end="", listed=True),
-    Form(begin="<tool_call>", end="</tool_call>"),
+    CallForm(begin="[unused11]", end="[unused12]", listed=True),
+    CallForm(begin="<|tool_call_start|>", end="<|tool_call_end|>", listed=True),
+    CallForm(begin="[TOOL_CALLS]", end="", listed=True),
+    CallForm(begin="<tool_call>", end="</tool_call>"),
 )
 # Text between the same marks in forms that are none of these: XML for each argument (GLM-4, Qwen3-Coder), or the name
 # outside of the JSON (later Mistral).
 _OTHERS = ("<arg_key>", "<function=", "[ARGS]")
 
 
-def form_of(tokenizer: Tokenizer | None) -> Form | None:
+def form_of(tokenizer: Tokenizer | None) -> CallForm | None:
     """The form that a chat template tells its model of; None if it takes no tools, or has its own form."""
     template = None if tokenizer is None else tokenizer.tool_template
     if tokenizer is None or template is None or "tools" not in template or any(o in template for o in _OTHERS):
         return None
     form = next((form for form in _FORMS if form.begin in template), None)
     if form is None and '"parameters"' in template and "ipython" in template:
-        form = Form(begin="", end="", arguments="parameters")
+        form = CallForm(begin="", end="", arguments="parameters")
     if form is None:
         return None
     marks = [form.begin or PYTHON_TAG, form.end]
@@ -67,7 +67,7 @@ def form_of(tokenizer: Tokenizer | None) -> Form | None:
     return msgspec.structs.replace(form, special={mark: token for mark, token in ids.items() if token is not None})
 
 
-class Call(NamedTuple):
+class WrittenCall(NamedTuple):
     """One call: a tool's name, and its arguments as JSON's text."""
 
     name: str
@@ -83,17 +83,17 @@ class Calls:
         most: calls that are given; later ones are dropped.
     """
 
-    def __init__(self, form: Form, names: Iterable[str], most: int | None = None) -> None:
+    def __init__(self, form: CallForm, names: Iterable[str], most: int | None = None) -> None:
         self._form, self._names, self._most = form, set(names), most
         self.found = 0
         self._held, self._inside = "", False
 
-    def push(self, text: str) -> list[str | Call]:
+    def push(self, text: str) -> list[str | WrittenCall]:
         """Text and calls that have become clear."""
         self._held += text
         return self._unmarked() if not self._form.begin else list(self._marked())
 
-    def finish(self) -> list[str | Call]:
+    def finish(self) -> list[str | WrittenCall]:
         """The rest, which was held back."""
         rest, self._held = self._held, ""
         if not self._form.begin:
@@ -102,7 +102,7 @@ class Calls:
             return self._text(rest)
         return self._read(rest, self._form.begin + rest)
 
-    def _unmarked(self) -> list[str | Call]:
+    def _unmarked(self) -> list[str | WrittenCall]:
         """All of a text that may be a call is held back."""
         begun = self._held.lstrip()
         if not begun or begun.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(begun):
@@ -110,7 +110,7 @@ class Calls:
         rest, self._held = self._held, ""
         return [rest]
 
-    def _marked(self) -> Iterable[str | Call]:
+    def _marked(self) -> Iterable[str | WrittenCall]:
         while True:
             mark = self._form.end if self._inside else self._form.begin
             before, marked, after = self._held.partition(mark) if mark else (self._held, "", "")
@@ -127,11 +127,11 @@ class Calls:
                 yield from self._text(clear)
                 return
 
-    def _text(self, text: str) -> list[str | Call]:
+    def _text(self, text: str) -> list[str | WrittenCall]:
         """Text next to calls; white space between them is theirs."""
         return [text] if text and not (self.found and text.isspace()) else []
 
-    def _read(self, text: str, whole: str) -> list[str | Call]:
+    def _read(self, text: str, whole: str) -> list[str | WrittenCall]:
         """The calls of a text, or the whole of it as text."""
         calls = read_calls(text, self._form.arguments)
         if not calls or (not self._form.begin and any(call.name not in self._names for call in calls)):
@@ -146,9 +146,9 @@ def _overlap(text: str, mark: str) -> int:
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)
 
 
-def read_calls(text: str, arguments: str) -> list[Call]:
+def read_calls(text: str, arguments: str) -> list[WrittenCall]:
     """Calls of a text of JSON: objects, or lists of them, apart by white space or semicolons. None if it is not."""
-    calls: list[Call] = []
+    calls: list[WrittenCall] = []
     rest = text.strip()
     while rest:
         try:
@@ -164,17 +164,17 @@ def read_calls(text: str, arguments: str) -> list[Call]:
     return calls
 
 
-def _call(value: Any, arguments: str) -> Call | None:
+def _call(value: Any, arguments: str) -> WrittenCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     # Models mix up the two names.
     passed = value.get(arguments, value.get("arguments", value.get("parameters", {})))
     if isinstance(passed, str):
-        return Call(value["name"], passed)
-    return Call(value["name"], json.dumps(passed, ensure_ascii=False)) if isinstance(passed, dict) else None
+        return WrittenCall(value["name"], passed)
+    return WrittenCall(value["name"], json.dumps(passed, ensure_ascii=False)) if isinstance(passed, dict) else None
 
 
-def forced(form: Form, tools: Sequence[dict[str, Any]]) -> str:
+def forced(form: CallForm, tools: Sequence[dict[str, Any]]) -> str:
     """A grammar, in Lark's syntax, of exactly one call of one of some tools."""
     schemas = [
         {
@@ -194,5 +194,5 @@ def forced(form: Form, tools: Sequence[dict[str, Any]]) -> str:
     return f"start: {begin} {before} call {after} {end}\ncall: %json {json.dumps(schema)}\n"
 
 
-def _mark(form: Form, mark: str) -> str:
+def _mark(form: CallForm, mark: str) -> str:
     return f"<[{form.special[mark]}]>" if mark in form.special else json.dumps(mark)

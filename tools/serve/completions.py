@@ -33,14 +33,24 @@ from draftwood.tools.serve.answers import (
 )
 from draftwood.tools.serve.asks import asks, tools
 from draftwood.tools.serve.bodies import CalledFunction, ChatBody, CompletionBody
-from draftwood.tools.serve.calls import Call, Calls
+from draftwood.tools.serve.calls import Calls, WrittenCall
 from draftwood.tools.serve.errors import RequestRefused, failed, unavailable
-from draftwood.tools.serve.messages import Begun, Busy, Ended, Failed, Piece, Refused, Step, TokenLogprob, ToServer
+from draftwood.tools.serve.messages import (
+    Begun,
+    Busy,
+    DraftedStep,
+    Ended,
+    Failed,
+    Piece,
+    Refused,
+    TokenLogprob,
+    ToServer,
+)
 from draftwood.tools.serve.model import Full, Mailbox, ServedModel
 
 
 @dataclass
-class Text:
+class RunningChoice:
     """One choice, as far as it has come."""
 
     pieces: list[str] = field(default_factory=list)
@@ -56,14 +66,14 @@ class Text:
 
 
 @dataclass
-class Part:
+class News:
     """News of one text since the last time: the steps of one or more pieces together."""
 
     index: int
     text: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
-    steps: list[Step] = field(default_factory=list)
+    steps: list[DraftedStep] = field(default_factory=list)
     finish: FinishReason | None = None
 
 
@@ -81,7 +91,7 @@ class Completion:
         for ask in self._asks:
             ask.session = session
         self._choices = body.n or 1
-        self.texts = [Text() for _ in self._asks]
+        self.texts = [RunningChoice() for _ in self._asks]
         # The reader of tool calls in a text, if there are tools.
         self._calls: list[Calls] = []
         if isinstance(body, ChatBody) and form is not None and offered:
@@ -91,7 +101,7 @@ class Completion:
             )
             self._calls = [Calls(form, names, most) for _ in self._asks]
 
-    async def parts(self) -> AsyncIterator[list[Part]]:
+    async def parts(self) -> AsyncIterator[list[News]]:
         """News as it comes; first an empty list, once the prompts are known to be good.
 
         Raises:
@@ -105,7 +115,7 @@ class Completion:
                 raise self._full() from None
             while any(text.finish is None for text in self.texts):
                 letters = await box.take()
-                came: dict[int, Part] = {}
+                came: dict[int, News] = {}
                 for index, letter in letters:
                     begun += isinstance(letter, Begun)
                     self._read(index, letter, came)
@@ -117,17 +127,17 @@ class Completion:
         finally:
             self.model.drop(self._asks)
 
-    def _read(self, index: int, letter: ToServer, came: dict[int, Part]) -> None:
+    def _read(self, index: int, letter: ToServer, came: dict[int, News]) -> None:
         text = self.texts[index]
         match letter:
             case Begun():
                 text.prompt_tokens, text.cached_tokens = letter.prompt_tokens, letter.cached_tokens
             case Piece():
-                part = came.setdefault(index, Part(index))
+                part = came.setdefault(index, News(index))
                 _add(part, text, letter)
                 _add_text(part, text, self._calls[index].push(letter.text) if self._calls else [letter.text])
             case Ended():
-                part = came.setdefault(index, Part(index))
+                part = came.setdefault(index, News(index))
                 _add_text(part, text, self._calls[index].finish() if self._calls else [])
                 text.finish = part.finish = finish_reason(letter.finish, bool(text.calls))
             case Busy():
@@ -194,7 +204,7 @@ class Completion:
         opened = ChatDelta(index=index, delta=Delta("assistant", "")) if chat else TextChoice(index=index, text="")
         return self._made([opened], usage)
 
-    def _chunk(self, part: Part, offset: int, usage: bool) -> ChatChunk | TextAnswer:
+    def _chunk(self, part: News, offset: int, usage: bool) -> ChatChunk | TextAnswer:
         choice: ChatDelta | TextChoice
         if isinstance(self.body, ChatBody):
             delta = Delta(content=part.text) if part.text or not (part.finish or part.calls) else Delta()
@@ -232,7 +242,7 @@ def event(content: Any) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
-def _add(part: Part, text: Text, piece: Piece) -> None:
+def _add(part: News, text: RunningChoice, piece: Piece) -> None:
     """A piece but for its text, to what came and to the whole."""
     text.tokens += piece.tokens
     if piece.logprobs is not None:
@@ -245,7 +255,7 @@ def _add(part: Part, text: Text, piece: Piece) -> None:
         text.accepted[piece.accepted] += 1
 
 
-def _add_text(part: Part, text: Text, found: Sequence[str | Call]) -> None:
+def _add_text(part: News, text: RunningChoice, found: Sequence[str | WrittenCall]) -> None:
     """Text and calls, to what came and to the whole."""
     for piece in found:
         if isinstance(piece, str):
@@ -257,7 +267,7 @@ def _add_text(part: Part, text: Text, found: Sequence[str | Call]) -> None:
             text.calls.append(call)
 
 
-def _speculation(texts: Sequence[Text]) -> Speculation | None:
+def _speculation(texts: Sequence[RunningChoice]) -> Speculation | None:
     counts = sum((text.accepted for text in texts), Counter[int]())
     steps, accepted = counts.total(), sum(counts.elements())
     if not steps:
@@ -271,7 +281,7 @@ def _speculation(texts: Sequence[Text]) -> Speculation | None:
     )
 
 
-def _chat_choice(index: int, text: Text, logprobs: bool) -> ChatChoice:
+def _chat_choice(index: int, text: RunningChoice, logprobs: bool) -> ChatChoice:
     assert text.finish is not None
     return ChatChoice(
         index=index,
@@ -281,7 +291,7 @@ def _chat_choice(index: int, text: Text, logprobs: bool) -> ChatChoice:
     )
 
 
-def _text_choice(index: int, text: Text, logprobs: bool) -> TextChoice:
+def _text_choice(index: int, text: RunningChoice, logprobs: bool) -> TextChoice:
     return TextChoice(
         index=index,
         text="".join(text.pieces),

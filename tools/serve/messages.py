@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from draftwood.runtime.decoding import Asked, Finish
 from draftwood.runtime.engines.opening import Opening
-from draftwood.tools.serve.calls import Form
+from draftwood.tools.serve.calls import CallForm
 
 HEAD_BYTES = 4
 
@@ -56,7 +56,7 @@ class Ready(Struct, tag=True, kw_only=True):
 
     context: int
     # How calls of tools are written, if the chat template takes any.
-    calls: Form | None
+    calls: CallForm | None
 
 
 class Reading(Struct, tag=True):
@@ -74,7 +74,7 @@ class Begun(Struct, tag=True):
     cached_tokens: int
 
 
-class Caches(Struct, tag=True):
+class CacheUse(Struct, tag=True):
     """Memory of all texts, told when one was admitted or has ended. It is what the running texts may come to need, and
     the budget for that and for kept ended texts."""
 
@@ -96,7 +96,7 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class Step(Struct, kw_only=True):
+class DraftedStep(Struct, kw_only=True):
     """The draft of a step, for spectators: rows in parent-before-child order, the root first."""
 
     gear: str
@@ -120,7 +120,7 @@ class Piece(Struct, tag=True, kw_only=True):
     drafted: int = 0
     accepted: int = 0
     logprobs: list[TokenLogprob] | None = None
-    step: Step | None = None
+    step: DraftedStep | None = None
 
 
 class Ended(Struct, tag=True):
@@ -162,7 +162,7 @@ class Encoded(Struct, tag=True):
 ToEngine = Ask | Cancel | Encode
 # The end of a text.
 Last = Ended | Busy | Refused | Failed
-ToServer = Ready | Caches | Reading | Begun | Piece | Last | Encoded
+ToServer = Ready | CacheUse | Reading | Begun | Piece | Last | Encoded
 
 _encoder = msgspec.msgpack.Encoder()
 decode_for_engine = msgspec.msgpack.Decoder(ToEngine).decode

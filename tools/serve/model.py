@@ -19,7 +19,7 @@ from draftwood.tools.serve.messages import (
     Ask,
     Begun,
     Busy,
-    Caches,
+    CacheUse,
     Cancel,
     Encode,
     Encoded,
@@ -77,7 +77,7 @@ class Mailbox:
 
 
 @dataclass(eq=False)
-class _Text:
+class _RunningText:
     """A text from its request to its end, and the times that metrics tell."""
 
     ask: Ask | Encode
@@ -105,8 +105,8 @@ class ServedModel:
         self.restarts, self.closed = 0, False
         self._ids = count(1)
         # In the order in which they came.
-        self._texts: dict[int, _Text] = {}
-        self._caches = Caches(0, 0)
+        self._texts: dict[int, _RunningText] = {}
+        self._caches = CacheUse(0, 0)
         self._started = 0.0
         self._pause = FIRST_PAUSE
         self._restarting: asyncio.Task[None] | None = None
@@ -182,11 +182,11 @@ class ServedModel:
             raise Full
         for index, ask in enumerate(asks):
             ask.id = next(self._ids)
-            self._texts[ask.id] = _Text(ask, index, receiver, time.monotonic())
+            self._texts[ask.id] = _RunningText(ask, index, receiver, time.monotonic())
         for ask in asks:
             self._hand(self._texts[ask.id])
 
-    def _hand(self, text: _Text) -> None:
+    def _hand(self, text: _RunningText) -> None:
         """Gives a text that no engine has to the one that is there; one that cannot be sent fails, and alone."""
         if text.engine is None and self.engine is not None and self.engine.alive:
             try:
@@ -218,14 +218,14 @@ class ServedModel:
         if len(self._texts) - self.busy >= MOST_ENCODED:
             raise Full
         box, prompt.id = Mailbox(), next(self._ids)
-        text = self._texts[prompt.id] = _Text(prompt, 0, box, time.monotonic())
+        text = self._texts[prompt.id] = _RunningText(prompt, 0, box, time.monotonic())
         self._hand(text)
         ((_, letter),) = await box.take()
         assert isinstance(letter, Encoded | Refused | Failed)
         return letter
 
     def _receive(self, engine: EngineProcess, message: ToServer) -> None:
-        if isinstance(message, Caches):
+        if isinstance(message, CacheUse):
             if engine is self.engine:
                 self._caches = message
             return
@@ -241,7 +241,7 @@ class ServedModel:
         if not isinstance(message, Reading):
             text.receiver.put(text.index, message)
 
-    def _note(self, text: _Text, message: ToServer) -> None:
+    def _note(self, text: _RunningText, message: ToServer) -> None:
         """Notes a message about its text."""
         match message:
             case Reading():
@@ -256,12 +256,12 @@ class ServedModel:
             case Ended() | Busy() | Refused() | Failed():
                 self._end(text, _reason(message, text.dropped))
 
-    def _end(self, text: _Text, reason: str | None) -> None:
+    def _end(self, text: _RunningText, reason: str | None) -> None:
         del self._texts[text.ask.id]
         if isinstance(text.ask, Ask) and reason is not None:
             self.metrics.ended(reason, time.monotonic() - text.asked)
 
-    def _measure(self, text: _Text, piece: Piece) -> None:
+    def _measure(self, text: _RunningText, piece: Piece) -> None:
         now = time.monotonic()
         if text.tokens == 0 and piece.tokens:
             self.metrics.first_token(now - text.asked)
@@ -280,7 +280,7 @@ class ServedModel:
                 text.engine, text.again = None, True
         if engine is self.engine and not self.closed:
             log.error("%s: the engine's process %d ended", self.name, engine.pid)
-            self._caches = Caches(0, 0)
+            self._caches = CacheUse(0, 0)
             self.metrics.up(False)
             self._restarting = asyncio.create_task(self._restart())
 

@@ -38,8 +38,9 @@ from draftwood.tools.serve.messages import (
     Ask,
     Begun,
     Busy,
-    Caches,
+    CacheUse,
     Cancel,
+    DraftedStep,
     Encode,
     Encoded,
     Ended,
@@ -50,7 +51,6 @@ from draftwood.tools.serve.messages import (
     Reading,
     Ready,
     Refused,
-    Step,
     TokenLogprob,
     TopLogprob,
     ToServer,
@@ -151,7 +151,7 @@ class Worker:
 
     def _tell_caches(self) -> None:
         figures = self._model.figures()
-        self._send(Caches(figures.running_bytes, figures.budget_bytes))
+        self._send(CacheUse(figures.running_bytes, figures.budget_bytes))
 
     def _decode(self, ask: Ask) -> Finish:
         self._send(Reading(ask.id, done=False))
@@ -211,7 +211,7 @@ class Worker:
             if piece.tokens or piece.text:
                 yield piece
 
-    def _step(self, decoding: Decoding) -> Step:
+    def _step(self, decoding: Decoding) -> DraftedStep:
         last = decoding.last
         assert last is not None and last.draft is not None
         tree, drafted = last.draft.tree, last.draft.tokens_T.tolist()
@@ -219,7 +219,7 @@ class Worker:
         for token in last.tokens[:-1]:  # a path is told by its tokens: no parent has two children of one token
             parents = tree.parents.tolist()
             accepted.append(next(r for r in range(1, tree.rows) if parents[r] == accepted[-1] and drafted[r] == token))
-        return Step(
+        return DraftedStep(
             gear=last.gear.name,
             parents=tree.parents.tolist(),
             tokens=[self._text(token) for token in drafted],

@@ -109,7 +109,7 @@ def write_shard(
     _save(folder / f"shard-{shard:04}.index.npy", index)  # last: its presence says that the shard is whole
 
 
-class Progress:
+class WritingProgress:
     """Tokens written by this process and how fast, said to stderr every ten seconds and whenever a shard is whole."""
 
     def __init__(self, log: Path) -> None:
@@ -175,7 +175,7 @@ def distill(
         "new_tokens": new_tokens, "batch": batch, "seed": seed, "shard_rows": shard_rows,
         "ends": list(checkpoint.config.eos), "temperatures": list(temperatures),
     }  # fmt: skip
-    team, progress, text = team or Team(), Progress(out / "log.jsonl"), tokenizer_of(teacher)
+    team, progress, text = team or Team(), WritingProgress(out / "log.jsonl"), tokenizer_of(teacher)
     # bf16 if it is fast: text that a bf16 teacher would write as well.
     model = cache(partial(FrozenTeacher.open, teacher, compute_dtype(device), device))
     if team.rank:

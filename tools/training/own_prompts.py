@@ -15,7 +15,7 @@ from draftwood.compiler.training.teacher import FrozenTeacher
 from draftwood.errors import RequestError
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.training.generate import batch_draws, generate
-from draftwood.tools.training.rows import Message, Row, read_rows
+from draftwood.tools.training.rows import Row, WrittenMessage, read_rows
 
 # The longest turns, in tokens: a question, and an answer that is asked about.
 _QUESTION, _ANSWER = 160, 128
@@ -40,29 +40,31 @@ class OwnPrompts:
 
     def rows(self, count: int) -> list[Row]:
         """Up to ``count`` rows: unfinished, empty and repeated questions are dropped."""
-        chats: list[list[Message]] = [[] for _ in range(count)]
+        chats: list[list[WrittenMessage]] = [[] for _ in range(count)]
         chats = self._asked(chats)
         first, again = chats[: -len(chats) // 3], chats[-len(chats) // 3 :]
         answers = self._written([self.text.chat(chat) for chat in again], _ANSWER, _ANSWER_TEMPERATURE)
         answered = [
-            [*chat, Message(role="assistant", content=self.text.decode(new).strip())]
+            [*chat, WrittenMessage(role="assistant", content=self.text.decode(new).strip())]
             for chat, new in zip(again, answers, strict=True)
             if new
         ]
         return [Row(id=f"own/{number}", messages=chat) for number, chat in enumerate([*first, *self._asked(answered)])]
 
-    def _asked(self, chats: Sequence[list[Message]]) -> list[list[Message]]:
+    def _asked(self, chats: Sequence[list[WrittenMessage]]) -> list[list[WrittenMessage]]:
         """The conversations with one more question each."""
         written = self._written([self._opening(chat) for chat in chats], _QUESTION, _QUESTION_TEMPERATURE)
         continued = {}
         for chat, new in zip(chats, written, strict=True):
             if (question := self.text.decode(new).strip()) and new[-1] in self.model.config.eos:
-                continued[question] = [*chat, Message(role="user", content=question)]
+                continued[question] = [*chat, WrittenMessage(role="user", content=question)]
         return list(continued.values())
 
-    def _opening(self, chat: Sequence[Message]) -> list[int]:
+    def _opening(self, chat: Sequence[WrittenMessage]) -> list[int]:
         """The tokens after which a user's turn begins: the common beginning of two chats that differ in it alone."""
-        first, second = (self.text.chat([*chat, Message(role="user", content=content)]) for content in ("A", "7"))
+        first, second = (
+            self.text.chat([*chat, WrittenMessage(role="user", content=content)]) for content in ("A", "7")
+        )
         return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
 
     def _written(self, prompts: Sequence[list[int]], new: int, temperature: float) -> list[list[int]]:

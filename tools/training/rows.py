@@ -16,14 +16,14 @@ from typing import TypedDict
 from draftwood.errors import RequestError
 
 
-class Message(TypedDict):
+class WrittenMessage(TypedDict):
     role: str
     content: str
 
 
 class Row(TypedDict, total=False):
     id: str
-    messages: list[Message]
+    messages: list[WrittenMessage]
     text: str
 
 

@@ -17,7 +17,7 @@ from draftwood.runtime.speculation.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class SharedNoise:
+class BatchNoise:
     """A batch's: called with a level and some of its contexts it gives the numbers added to the logits, float32 [N, V].
 
     Args:

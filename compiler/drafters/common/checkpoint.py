@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, sha256_of
 from draftwood.compiler.checkpoints.shards import Advice, check_names
-from draftwood.compiler.checkpoints.tensors import Reader, Stored
+from draftwood.compiler.checkpoints.tensors import DrafterTensors, Reader
 from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.vocabulary import MAPS, Vocabulary, teacher_ids
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -123,7 +123,7 @@ def end_parts(config: CachedConfig, vocabulary: Vocabulary, before: str = "") ->
 
 
 def fitting_checkpoint(
-    config_file: Path, config: Config, teacher: Checkpoint, parts: Parts, stored: Stored, vocabulary: Vocabulary
+    config_file: Path, config: Config, teacher: Checkpoint, parts: Parts, stored: DrafterTensors, vocabulary: Vocabulary
 ) -> CachedCheckpoint[Config]:
     """The checkpoint, if its files hold all that is expected; CheckpointError otherwise."""
     dtype = _dtype_of(stored.where, stored.entries, parts)

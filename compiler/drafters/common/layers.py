@@ -92,7 +92,7 @@ class Scattered(Extension):
 
 
 @dataclass(frozen=True)
-class Appended(Extension):
+class AppendedExtend(Extension):
     """An extend pass over a CPU's caches [1, K, C, D]: one operator writes the rows up to ``slot`` and attends. The
     operator has no window. With a window, ``masked`` [P, C] marks the slots that a row does not see."""
 
@@ -259,7 +259,7 @@ class CachedNetwork(nn.Module):
             cos_PE, sin_PE = (table[:, 0, :half] for table in self.rotary(start_1 + order_P))
             masked_PC = self.hidden_from(start_1 + order_P, order_C) if self.config.window else None
             slot_1 = (start_1 + (rows - 1)).to(torch.int32)
-            return Appended(last_1, order_C >= committed_1, cos_PE, sin_PE, slot_1, masked_PC)
+            return AppendedExtend(last_1, order_C >= committed_1, cos_PE, sin_PE, slot_1, masked_PC)
         slots = cache.shape[0] // kv_heads
         order_C = order(slots)
         position_P = (start_1 + order_P).clamp(0, slots - 1)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.layers import CachedNetwork, Extended, Waiting
-from draftwood.compiler.drafters.common.trees import BudgetTree, FixedTree
+from draftwood.compiler.drafters.common.trees import BudgetTree, RankTree
 from draftwood.compiler.steps.step import Step, signed
 from draftwood.compiler.steps.teacher import any_caches, static_caches
 from draftwood.compiler.teachers.block import Form
@@ -84,7 +84,7 @@ class TreeStep(CachedStep):
     """
 
     def __init__(
-        self, drafter: CachedNetwork, decoder: Decoder, tree: FixedTree | BudgetTree, form: Form = "fused"
+        self, drafter: CachedNetwork, decoder: Decoder, tree: RankTree | BudgetTree, form: Form = "fused"
     ) -> None:
         super().__init__(drafter, decoder, form)
         self.tree = tree
@@ -121,7 +121,7 @@ def level_step(drafter: CachedNetwork, decoder: Decoder, levels: int, candidates
 
 
 def tree_step(
-    drafter: CachedNetwork, decoder: Decoder, name: str, tree: FixedTree | BudgetTree, new_rows: NewRows
+    drafter: CachedNetwork, decoder: Decoder, name: str, tree: RankTree | BudgetTree, new_rows: NewRows
 ) -> Step:
     """The draft step for one tree, after an extension by rows."""
     module, sizes = TreeStep(drafter, decoder, tree, new_rows.form), {**tree.sizes, "D": tree.depth}

@@ -66,7 +66,7 @@ class _Level(nn.Module):
             self.register_buffer(name, table, persistent=False)
 
 
-class FixedTree(nn.Module):
+class RankTree(nn.Module):
     """Ranks are those of each parent's own distribution; only rows with children are run."""
 
     # The part of a draft step's contract that ``grow`` gives.
@@ -207,6 +207,6 @@ class BudgetTree(nn.Module):
         return depths_T, climb_TL.gather(1, steps_TL)
 
 
-def grown(tree: Topology | Budget) -> FixedTree | BudgetTree:
+def grown(tree: Topology | Budget) -> RankTree | BudgetTree:
     """The grower of a tree of at least one node."""
-    return BudgetTree(tree.nodes, tree.depth, tree.width) if isinstance(tree, Budget) else FixedTree(tree)
+    return BudgetTree(tree.nodes, tree.depth, tree.width) if isinstance(tree, Budget) else RankTree(tree)

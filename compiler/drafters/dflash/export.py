@@ -29,7 +29,7 @@ from draftwood.compiler.drafters.common.export import (
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.dflash.checkpoint import dflash_parts
 from draftwood.compiler.drafters.dflash.network import DFlashConfig
-from draftwood.compiler.drafters.model import Folder
+from draftwood.compiler.drafters.model import DrafterFolder
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 Block = TypeVar("Block", bound=DFlashConfig)
@@ -60,7 +60,7 @@ def _teachers(opened: CachedCheckpoint[Config], name: str) -> bool:
     return torch.equal(matrix, theirs.to(matrix.dtype))
 
 
-def dflash_speculators(opened: CachedCheckpoint[DFlashConfig], teacher: Checkpoint, verifier: str) -> Folder:
+def dflash_speculators(opened: CachedCheckpoint[DFlashConfig], teacher: Checkpoint, verifier: str) -> DrafterFolder:
     """The drafter as speculators writes it, for vLLM."""
     fields = {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash"}
     return speculators(opened, teacher, fields, dflash_parts, verifier)
@@ -69,7 +69,7 @@ def dflash_speculators(opened: CachedCheckpoint[DFlashConfig], teacher: Checkpoi
 def speculators(
     opened: CachedCheckpoint[Block], teacher: Checkpoint, own: dict[str, Any],
     parts_of: Callable[[Block, Vocabulary], Parts], verifier: str,
-) -> Folder:  # fmt: skip
+) -> DrafterFolder:  # fmt: skip
     """The layout in which speculators writes DFlash and drafters built on it, which add ``own`` fields and parts."""
     config = opened.config
     fields = own | {
@@ -84,10 +84,10 @@ def speculators(
         "torch_dtype": dtype_name(opened.dtype),
     }
     tensors = network(opened, parts_of(config, vocabulary_of(config)))
-    return Folder(fields, tensors | ({HEAD: output_matrix(opened), **maps(opened)} if config.mapped else {}))
+    return DrafterFolder(fields, tensors | ({HEAD: output_matrix(opened), **maps(opened)} if config.mapped else {}))
 
 
-def specforge(opened: CachedCheckpoint[DFlashConfig], teacher: Checkpoint, verifier: str) -> Folder:
+def specforge(opened: CachedCheckpoint[DFlashConfig], teacher: Checkpoint, verifier: str) -> DrafterFolder:
     """As z-lab and SpecForge write it, for SGLang."""
     config = opened.config
     absent = {
@@ -105,7 +105,7 @@ def specforge(opened: CachedCheckpoint[DFlashConfig], teacher: Checkpoint, verif
             "target_layer_ids": [layer - 1 for layer in config.aux_layers],
         },
     }
-    return Folder(fields, network(opened, dflash_parts(config, vocabulary_of(config))))
+    return DrafterFolder(fields, network(opened, dflash_parts(config, vocabulary_of(config))))
 
 
 def qwen3_fields(opened: CachedCheckpoint[Block]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from draftwood.compiler.drafters.common.export import network, refuse
 from draftwood.compiler.drafters.dflash.export import ends, qwen3_fields, speculators, vocabulary_of
 from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC, dspark_parts
 from draftwood.compiler.drafters.dspark.network import DSparkConfig
-from draftwood.compiler.drafters.model import Folder
+from draftwood.compiler.drafters.model import DrafterFolder
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 Opened = CachedCheckpoint[DSparkConfig]
@@ -20,14 +20,14 @@ _W2 = "markov_head.markov_w2.weight"
 _ANCHORS = 512
 
 
-def dspark_speculators(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
+def dspark_speculators(opened: Opened, teacher: Checkpoint, verifier: str) -> DrafterFolder:
     """The drafter as speculators writes it, for vLLM."""
     fields = {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", **_heads(opened.config)}
     folder = speculators(opened, teacher, fields, dspark_parts, verifier)
     return folder._replace(tensors=_ascending(opened, folder.tensors))
 
 
-def deepspec(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
+def deepspec(opened: Opened, teacher: Checkpoint, verifier: str) -> DrafterFolder:
     """As DeepSpec writes it, for vLLM and SGLang."""
     config = opened.config
     absent = {
@@ -46,7 +46,7 @@ def deepspec(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
         "num_anchors": _ANCHORS,
         **_heads(config),
     }
-    return Folder(fields, network(opened, dspark_parts(config, vocabulary_of(config))) | ends(opened))
+    return DrafterFolder(fields, network(opened, dspark_parts(config, vocabulary_of(config))) | ends(opened))
 
 
 def _heads(config: DSparkConfig) -> dict[str, Any]:

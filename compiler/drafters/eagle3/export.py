@@ -27,7 +27,7 @@ from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.eagle3.checkpoint import eagle3_parts
 from draftwood.compiler.drafters.eagle3.layouts import AUX_IDS, Spelling
 from draftwood.compiler.drafters.eagle3.network import Eagle3Config
-from draftwood.compiler.drafters.model import Folder
+from draftwood.compiler.drafters.model import DrafterFolder
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 Opened = CachedCheckpoint[Eagle3Config]
@@ -37,7 +37,7 @@ Network = TypeVar("Network", bound=Eagle3Config)
 _USUAL_TOKENS = 5
 
 
-def speculators(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
+def speculators(opened: Opened, teacher: Checkpoint, verifier: str) -> DrafterFolder:
     """As speculators writes it, for vLLM."""
     fields = {
         "architectures": ["Eagle3DraftModel"],
@@ -45,7 +45,7 @@ def speculators(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
         "embed_requires_grad": opened.config.own_embedding,
         "speculators_config": proposals("eagle3", verifier, teacher, _USUAL_TOKENS),
     }
-    return Folder(fields | speculators_fields(opened), tensors_of(opened, "layers.0", opened.config.mapped))
+    return DrafterFolder(fields | speculators_fields(opened), tensors_of(opened, "layers.0", opened.config.mapped))
 
 
 def speculators_fields(opened: CachedCheckpoint[Network]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def speculators_fields(opened: CachedCheckpoint[Network]) -> dict[str, Any]:
     }
 
 
-def specforge(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
+def specforge(opened: Opened, teacher: Checkpoint, verifier: str) -> DrafterFolder:
     """As SpecForge writes it, for SGLang."""
     config, block = opened.config, opened.config.block
     absent = {
@@ -89,7 +89,7 @@ def specforge(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
         # Ours, for SpecForge's ids are published in two meanings: the layers that the states enter.
         "aux_layer_ids": list(config.aux_layers),
     }
-    return Folder(fields, tensors_of(opened, "midlayer", True))
+    return DrafterFolder(fields, tensors_of(opened, "midlayer", True))
 
 
 def tensors_of(opened: CachedCheckpoint[Network], first: str, mapped: bool) -> dict[str, Tensor]:

@@ -69,7 +69,7 @@ class Hidden(NamedTuple):
 Branch = list[tuple[Tensor, Tensor]]
 
 
-class Written(NamedTuple):
+class ExtendResult(NamedTuple):
     """The result of an extend pass for the levels of a tree: the root's output, the caches, the hidden slots."""
 
     root: Hidden
@@ -84,11 +84,11 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BranchRows:
     """Rows of one depth, and the branch they ended; ``noise`` has a row a level."""
 
     drafter: Eagle3
-    written: Written
+    written: ExtendResult
     teacher: TeacherEnds
     noise: tuple[Tensor, ...]
     hidden: Hidden
@@ -98,7 +98,7 @@ class Rows:
     def best(self, k: int) -> tuple[Tensor, Tensor]:
         return self.drafter.best(self.hidden.normed_RH, self.teacher, k, self.noise[self.depth])
 
-    def below(self, tokens_E: Tensor, source_E: Tensor | None, masked_ES: Tensor | None) -> Rows:
+    def below(self, tokens_E: Tensor, source_E: Tensor | None, masked_ES: Tensor | None) -> BranchRows:
         fed_back_EH, depth = taken(self.hidden.fed_back_RH, source_E), self.depth + 1
         hidden, branch = self.drafter.level(
             tokens_E, fed_back_EH, depth, self.branch, masked_ES, self.written, self.teacher
@@ -133,7 +133,9 @@ class Eagle3(CachedNetwork):
             features_PF = torch.cat([norm(state) for norm, state in zip(norms, states, strict=True)], -1)
         return self.fc(features_PF)
 
-    def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherEnds, form: Form = "fused") -> Written:
+    def extend(
+        self, waiting: Waiting, caches: list[Tensor], teacher: TeacherEnds, form: Form = "fused"
+    ) -> ExtendResult:
         """Writes the waiting rows into the caches and runs the last that counts, whose output is the root's.
 
         ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D], key then value of every block.
@@ -147,10 +149,10 @@ class Eagle3(CachedNetwork):
 
         entering = self.block.join(self.embed(waiting.tokens_P, teacher), self.fused(waiting.features_PF))
         root = self._through(entering, attend, at.last_1)
-        return Written(root, written, waiting.committed_1, at.unseen_C)
+        return ExtendResult(root, written, waiting.committed_1, at.unseen_C)
 
-    def root(self, extended: Written, teacher: TeacherEnds, noise_DU: Tensor) -> Rows:  # type: ignore[override]
-        return Rows(self, extended, teacher, tuple(cast_to(noise_DU, torch.float32).split(1)), extended.root)
+    def root(self, extended: ExtendResult, teacher: TeacherEnds, noise_DU: Tensor) -> BranchRows:  # type: ignore[override]
+        return BranchRows(self, extended, teacher, tuple(cast_to(noise_DU, torch.float32).split(1)), extended.root)
 
     def level(
         self,
@@ -159,7 +161,7 @@ class Eagle3(CachedNetwork):
         depth: int,
         branch: Branch | None,
         masked_RS: Tensor | None,
-        written: Written,
+        written: ExtendResult,
         teacher: TeacherEnds,
     ) -> tuple[Hidden, Branch]:
         """Runs tree rows of one depth >= 1 on the hidden states of their parents. ``masked`` covers the branch and then
@@ -174,7 +176,7 @@ class Eagle3(CachedNetwork):
         position_R: Tensor,
         branch: Branch | None,
         masked_RS: Tensor | None,
-        written: Written,
+        written: ExtendResult,
     ) -> tuple[Hidden, Branch]:
         """Runs rows that write no cache: they see the text and the branch's rows that ``masked`` leaves visible."""
         cos_R1D, sin_R1D = self.rotary(position_R)

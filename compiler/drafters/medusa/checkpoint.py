@@ -21,7 +21,7 @@ from draftwood.compiler.checkpoints.tensors import Reader
 from draftwood.compiler.drafters.common.export import dtype_name
 from draftwood.compiler.drafters.medusa.layouts import TOKEN_MAP, Heads, open_heads
 from draftwood.compiler.drafters.medusa.network import MedusaConfig
-from draftwood.compiler.drafters.model import Folder
+from draftwood.compiler.drafters.model import DrafterFolder
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError
@@ -195,7 +195,7 @@ def _check_shapes(teacher: TeacherConfig, config: MedusaConfig, keys: Mapping[st
             )
 
 
-def vllm(opened: MedusaCheckpoint, teacher: Checkpoint, verifier: str) -> Folder:
+def vllm(opened: MedusaCheckpoint, teacher: Checkpoint, verifier: str) -> DrafterFolder:
     """The heads as vLLM reads them; ``verifier`` is the teacher's name."""
     config, vocabulary = opened.config, teacher.config.vocabulary
     fields: dict[str, Any] = {
@@ -216,7 +216,7 @@ def vllm(opened: MedusaCheckpoint, teacher: Checkpoint, verifier: str) -> Folder
         for j, kind, tensor in _blocks(opened, i):
             tensors[f"blocks.{i}.layers.{j}.{kind}"] = tensor
         tensors["lm_head.weight" if config.tied else f"lm_heads.{i}.weight"] = _output(opened, teacher, i)
-    return Folder(fields, tensors)
+    return DrafterFolder(fields, tensors)
 
 
 def _blocks(opened: MedusaCheckpoint, head: int) -> Iterator[tuple[int, str, Tensor]]:

@@ -25,7 +25,7 @@ import torch
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.safetensors_file import Entry
-from draftwood.compiler.checkpoints.tensors import Reader, Stored, open_stored, open_tensors
+from draftwood.compiler.checkpoints.tensors import DrafterTensors, Reader, open_stored, open_tensors
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError
 
@@ -89,7 +89,7 @@ def _plain(where: Path, keys: Collection[str]) -> dict[str, str]:
     return plain
 
 
-def _whole(fields: Fields, stored: Stored) -> Heads:
+def _whole(fields: Fields, stored: DrafterTensors) -> Heads:
     entries = {key: entry for key, entry in stored.entries.items() if key.startswith(_PREFIX)}
     if not entries:
         raise CheckpointError(
@@ -100,7 +100,7 @@ def _whole(fields: Fields, stored: Stored) -> Heads:
     return Heads(stored.where, files, entries, _plain(stored.where, entries), stored.read, whole=True)
 
 
-def _vllm(fields: Fields, stored: Stored) -> Heads:
+def _vllm(fields: Fields, stored: DrafterTensors) -> Heads:
     plain_keys, maps, shared = {}, [], []
     matches = {key: _VLLM.fullmatch(key) for key in stored.entries}
     blocks = 1 + max((int(m[2]) for m in matches.values() if m and m[2]), default=-1)

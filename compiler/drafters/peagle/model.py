@@ -30,7 +30,7 @@ from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.eagle3.checkpoint import UNUSED, eagle3_parts, read_eagle3_config
 from draftwood.compiler.drafters.eagle3.export import speculators_fields, tensors_of
 from draftwood.compiler.drafters.eagle3.layouts import SPECFORGE, SPECULATORS, WRITERS, Spelling, read_writer
-from draftwood.compiler.drafters.model import Folder
+from draftwood.compiler.drafters.model import DrafterFolder
 from draftwood.compiler.drafters.peagle.network import PEagle, PEagleConfig
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
@@ -54,7 +54,7 @@ def _levels(fields: Fields) -> int:
     return levels
 
 
-def _speculators(opened: CachedCheckpoint[PEagleConfig], teacher: Checkpoint, verifier: str) -> Folder:
+def _speculators(opened: CachedCheckpoint[PEagleConfig], teacher: Checkpoint, verifier: str) -> DrafterFolder:
     # vLLM builds P-EAGLE without these two.
     refuse("speculators", {"norms of the teacher's states": opened.config.feature_norm != "none",
                            "norm_output": opened.config.norm_output})  # fmt: skip
@@ -68,7 +68,7 @@ def _speculators(opened: CachedCheckpoint[PEagleConfig], teacher: Checkpoint, ve
     }
     own_tensors = {"mask_hidden": opened.weight("mask_hidden"), "embed_tokens.weight": embedding(opened)}
     tensors = tensors_of(opened, "layers.0", opened.config.mapped) | own_tensors
-    return Folder(fields | speculators_fields(opened), tensors)
+    return DrafterFolder(fields | speculators_fields(opened), tensors)
 
 
 @dataclass(frozen=True)

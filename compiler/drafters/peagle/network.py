@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.layers import Extended
-from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config, Written
+from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config, ExtendResult
 from draftwood.compiler.teachers.decoder import TeacherEnds
 
 # M mask rows, I = M + 1 levels, H hidden, F width of the teacher's states
@@ -40,7 +40,7 @@ class PEagle(Eagle3):
         self.mask_hidden = nn.Parameter(torch.empty(1, 1, config.features))
 
     def levels(self, extended: Extended, teacher: TeacherEnds) -> Tensor:
-        written = cast(Written, extended)
+        written = cast(ExtendResult, extended)
         masks = self.config.levels - 1
         if not masks:
             return written.normed

@@ -10,6 +10,6 @@ from draftwood.compiler.ge.operators import (  # noqa: F401 (they fill the table
     selection,
     shaping,
 )
-from draftwood.compiler.ge.operators.table import OPERATORS, Call, attribute
+from draftwood.compiler.ge.operators.table import OPERATORS, BoundNode, attribute
 
-__all__ = ["OPERATORS", "Call", "attribute"]
+__all__ = ["OPERATORS", "BoundNode", "attribute"]

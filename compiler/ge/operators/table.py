@@ -94,7 +94,7 @@ def operator(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BoundNode:
     """A node bound to its operator; ``slots`` names the parameter that each operand goes to."""
 
     node: Node
@@ -103,7 +103,7 @@ class Call:
     attributes: dict[str, Any]
 
     @classmethod
-    def of(cls, node: Node) -> Call:
+    def of(cls, node: Node) -> BoundNode:
         """LoweringError: an operator, operand or attribute that the table does not know."""
         operator = OPERATORS.get(node.type)
         if operator is None:

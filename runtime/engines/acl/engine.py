@@ -14,7 +14,7 @@ from draftwood.files import read_regular
 from draftwood.manifest import MANIFEST_FILE, GraphSet, GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.acl.library import Library, ascendcl
-from draftwood.runtime.engines.acl.memory import Block, Device, DeviceArray
+from draftwood.runtime.engines.acl.memory import AclDevice, DeviceArray, MemoryBlock
 from draftwood.runtime.engines.acl.model import Model, Weights, work_bytes
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.static import StaticEngine
@@ -36,10 +36,10 @@ class AclExecutor:
         if missing:
             raise BundleError(f"{missing[0]}: missing; run {bundle.folder}/npu/atc.sh again")
         self._kind = graphs.precision.caches
-        self.device = Device(library)
+        self.device = AclDevice(library)
         try:
             self._weights = Weights(self.device, folder / WEIGHT_FOLDER)
-            self._work = Block(self.device, max(work_bytes(self.device, path) for path in paths.values()), "work")
+            self._work = MemoryBlock(self.device, max(work_bytes(self.device, path) for path in paths.values()), "work")
             self._models = {
                 graph.name: Model(self.device, paths[graph.name], graph, self._weights, self._work)
                 for graph in graphs.graphs

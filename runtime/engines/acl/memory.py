@@ -29,7 +29,7 @@ _PIECE_START, _PIECE_UNIT, _PIECE_REST = 64, 32, 32
 WEIGHT_START = 512
 
 
-class Device:
+class AclDevice:
     """One context and one stream of a device, and all memory that was taken there.
 
     May be used from several threads, each call enters the context first. What is no longer referred to is given back
@@ -115,10 +115,10 @@ class Device:
             self.library.opened.remove(self)
 
 
-class Block:
+class MemoryBlock:
     """A block of a device, given back with the last reference; ``count`` 0 takes none."""
 
-    def __init__(self, device: Device, count: int, where: str) -> None:
+    def __init__(self, device: AclDevice, count: int, where: str) -> None:
         self.device, self.bytes = device, count
         self.address = device.allocate(count, where) if count else 0
 
@@ -145,16 +145,16 @@ class DeviceArray:
     """Elements of a block by shape and strides, in elements: what a cache asks of its buffers, and no more."""
 
     def __init__(
-        self, block: Block, kind: str, shape: Sequence[int], strides: Sequence[int] | None = None, offset: int = 0
+        self, block: MemoryBlock, kind: str, shape: Sequence[int], strides: Sequence[int] | None = None, offset: int = 0
     ) -> None:
         self.block, self.kind, self.shape, self._offset = block, kind, tuple(shape), offset
         self.itemsize = item_bytes(kind)
         self.strides = _dense(self.shape) if strides is None else tuple(strides)
 
     @classmethod
-    def zeros(cls, device: Device, kind: str, shape: Sequence[int]) -> DeviceArray:
+    def zeros(cls, device: AclDevice, kind: str, shape: Sequence[int]) -> DeviceArray:
         """A new array of zeros of an element type."""
-        return cls(Block(device, prod(shape) * item_bytes(kind), f"a buffer {list(shape)}"), kind, shape)
+        return cls(MemoryBlock(device, prod(shape) * item_bytes(kind), f"a buffer {list(shape)}"), kind, shape)
 
     @property
     def address(self) -> int:

@@ -20,9 +20,9 @@ from draftwood.runtime.engines.acl.memory import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     WEIGHT_START,
-    Block,
-    Device,
+    AclDevice,
     DeviceArray,
+    MemoryBlock,
     cut,
     up,
 )
@@ -41,13 +41,13 @@ class Weights:
     ATC names a file by what is in it, so that equal names are equal weights.
     """
 
-    def __init__(self, device: Device, folder: Path) -> None:
+    def __init__(self, device: AclDevice, folder: Path) -> None:
         files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
         if not files:
             raise BundleError(f"{folder}: no weights; expected the files that atc.sh makes; run it again")
         sizes = [path.stat().st_size for path in files]
         starts, total = cut(sizes, WEIGHT_START)
-        self._block = Block(device, total + WEIGHT_START, "weights")
+        self._block = MemoryBlock(device, total + WEIGHT_START, "weights")
         first = up(self._block.address, WEIGHT_START)
         self.files: dict[str, tuple[int, int]] = {}
         for path, start, size in zip(files, starts, sizes, strict=True):
@@ -55,7 +55,7 @@ class Weights:
             self.files[path.name] = first + start, up(size, _UNIT)
 
     @staticmethod
-    def _copy(device: Device, path: Path, address: int, size: int) -> None:
+    def _copy(device: AclDevice, path: Path, address: int, size: int) -> None:
         try:
             with open_regular(path) as file:
                 mapped = np.memmap(file, np.uint8, mode="r")
@@ -67,11 +67,11 @@ class Weights:
 class Staging:
     """A graph's small tensors of one direction: one block of the device, one of the host, one copy between them."""
 
-    def __init__(self, device: Device, specs: Iterable[TensorSignature]) -> None:
+    def __init__(self, device: AclDevice, specs: Iterable[TensorSignature]) -> None:
         specs = tuple(specs)
         sizes = [tensor_bytes(spec) for spec in specs]
         starts, self.bytes = cut(sizes)
-        self._device, self._block = device, Block(device, self.bytes, "staging")
+        self._device, self._block = device, MemoryBlock(device, self.bytes, "staging")
         self._host = device.pinned(self.bytes) if self.bytes else 0
         self.addresses = {s.name: self._block.address + start for s, start in zip(specs, starts, strict=True)}
         places = zip(specs, starts, sizes, strict=True)
@@ -86,7 +86,7 @@ class Staging:
             self._device.copy_in_stream(self._host, self._block.address, self.bytes, DEVICE_TO_HOST)
 
 
-def _stagings(device: Device, specs: Iterable[TensorSignature], either: Container[str]) -> list[Staging]:
+def _stagings(device: AclDevice, specs: Iterable[TensorSignature], either: Container[str]) -> list[Staging]:
     """The host's own tensors, and ``either`` of those that may stay on the device: a tensor moves as a whole or not at
     all."""
     every = tuple(specs)
@@ -97,7 +97,7 @@ def _stagings(device: Device, specs: Iterable[TensorSignature], either: Containe
 class Bound:
     """A dataset: the tensors of one side of a model, by index, each with the address it was last given."""
 
-    def __init__(self, device: Device, specs: Iterable[TensorSignature]) -> None:
+    def __init__(self, device: AclDevice, specs: Iterable[TensorSignature]) -> None:
         self._library, self._specs = device.library, tuple(specs)
         self.handle = self._library.made("aclmdlCreateDataset")
         self._buffers: list[int] = []
@@ -130,7 +130,9 @@ class Model:
         BundleError: its inputs or outputs are not those of the signature.
     """
 
-    def __init__(self, device: Device, path: Path, graph: GraphSignature, weights: Weights, work: Block) -> None:
+    def __init__(
+        self, device: AclDevice, path: Path, graph: GraphSignature, weights: Weights, work: MemoryBlock
+    ) -> None:
         self._device, self._path, self._graph = device, path, graph
         self._id = _load(device, path, weights, work)
         self._bound: list[Bound] = []
@@ -254,14 +256,14 @@ def _view(address: int, size: int, spec: TensorSignature) -> NDArray:
     return np.frombuffer(raw, STORED[spec.dtype]).reshape(fixed(spec))
 
 
-def work_bytes(device: Device, path: Path) -> int:
+def work_bytes(device: AclDevice, path: Path) -> int:
     """The work memory that a model wants; models that take turns share the largest."""
     work, weight = c_size_t(), c_size_t()
     device.library.call("aclmdlQuerySize", str(path).encode(), byref(work), byref(weight), where=str(path))
     return work.value
 
 
-def _load(device: Device, path: Path, weights: Weights, work: Block) -> int:
+def _load(device: AclDevice, path: Path, weights: Weights, work: MemoryBlock) -> int:
     library, number = device.library, c_uint32()
     config = library.made("aclmdlCreateConfigHandle")
 

@@ -24,7 +24,7 @@ _CONFIG = {"CPU": _EXACT | {"CACHE_MODE": "OPTIMIZE_SIZE"}, "GPU": _EXACT, "NPU"
 _DRIVERS = {"CPU": "", "GPU": "install Intel's GPU driver, or ", "NPU": "install Intel's NPU driver, or "}
 
 
-class Device:
+class OpenVinoDevice:
     """The device of an engine of OpenVINO's, and its host's memory.
 
     Raises:
@@ -72,7 +72,7 @@ class Device:
 class RequestBindings(Bindings):
     """Bindings of an inference request."""
 
-    def __init__(self, device: Device, compiled: Any, graph: GraphSignature) -> None:
+    def __init__(self, device: OpenVinoDevice, compiled: Any, graph: GraphSignature) -> None:
         super().__init__(graph)
         self._device, self._request = device, compiled.create_infer_request()
 
@@ -90,7 +90,7 @@ class RequestBindings(Bindings):
 class OpenVinoExecutor(OnnxExecutor):
     """Graphs compiled for a device, from blobs that were kept where there are any."""
 
-    def __init__(self, bundle: Bundle, device: Device) -> None:
+    def __init__(self, bundle: Bundle, device: OpenVinoDevice) -> None:
         super().__init__(bundle, None)
         self.device, self.blobs = device, Blobs(bundle, device.core, device.name, device.config)
 
@@ -113,7 +113,7 @@ class OpenVinoEngine(StaticEngine):
     executor: OpenVinoExecutor
 
     def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
-        device = Device(opening.engine or "openvino", opening.threads)
+        device = OpenVinoDevice(opening.engine or "openvino", opening.threads)
         graphs = [graph for graph in bundle.manifest.graphs_of("onnx") if graph.static]
         super().__init__(bundle, graphs, OpenVinoExecutor(bundle, device))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftwood.compiler.drafters.common.steps import ExtendStep, TreeStep
-from draftwood.compiler.drafters.common.trees import FixedTree
+from draftwood.compiler.drafters.common.trees import RankTree
 from draftwood.compiler.drafters.dspark.model import DSparkModel
 from draftwood.compiler.drafters.dspark.network import DSpark
 from draftwood.compiler.drafters.kind import DSPARK
@@ -166,7 +166,7 @@ def noise_of(drafter: DSpark, depth: int) -> torch.Tensor:
 @pytest.mark.parametrize("form", ["fused", "cpu"])
 def test_trees(written: tuple, decoder: Decoder, warm: Callable, text: tuple, form: str) -> None:
     drafter, reference = written
-    tokens, scores, *_ = TreeStep(drafter, decoder, FixedTree(RAGGED), form)(*given(drafter, decoder, warm, 3, form))
+    tokens, scores, *_ = TreeStep(drafter, decoder, RankTree(RAGGED), form)(*given(drafter, decoder, warm, 3, form))
     wanted = reference.tree(text[0], text[1][-1], RAGGED, noise_of(drafter, 3).double().numpy())
     assert tokens.tolist() == wanted[0]
     np.testing.assert_allclose(scores, wanted[1], rtol=0, atol=CLOSE)
@@ -181,7 +181,7 @@ def drafter(make: Any, tmp_path_factory: pytest.TempPathFactory, teacher: Checkp
 
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_and_one_write_a_cache(drafter: DSpark, make: Any, decoder: Decoder, warm: Callable) -> None:
-    step = TreeStep(drafter, decoder, FixedTree(RAGGED))
+    step = TreeStep(drafter, decoder, RankTree(RAGGED))
     inputs = given(drafter, decoder, warm, RAGGED.depth)
     program, outputs = make.run_onnx(step, inputs)
     for ours, theirs in zip(outputs, step(*inputs), strict=True):
@@ -190,7 +190,7 @@ def test_onnx_and_one_write_a_cache(drafter: DSpark, make: Any, decoder: Decoder
 
 
 def test_the_confidence_is_that_of_the_first_candidate(drafter: DSpark, decoder: Decoder, warm: Callable) -> None:
-    step, inputs = TreeStep(drafter, decoder, FixedTree(Topology.chain(1))), given(drafter, decoder, warm, 1)
+    step, inputs = TreeStep(drafter, decoder, RankTree(Topology.chain(1))), given(drafter, decoder, warm, 1)
     before = float(step(*inputs)[1][0])
     drafter.confidence_proj.bias += 200.0
     sure = float(step(*inputs)[1][0])

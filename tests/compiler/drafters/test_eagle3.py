@@ -13,7 +13,7 @@ import torch
 from draftwood.compiler.drafters.common.layers import Waiting
 from draftwood.compiler.drafters.common.steps import ExtendStep, NewRows, TreeStep
 from draftwood.compiler.drafters.common.steps import tree_step as any_length_step
-from draftwood.compiler.drafters.common.trees import FixedTree
+from draftwood.compiler.drafters.common.trees import RankTree
 from draftwood.compiler.drafters.eagle3.model import Eagle3Model
 from draftwood.compiler.drafters.eagle3.network import Eagle3
 from draftwood.compiler.steps.tracing import trace
@@ -124,7 +124,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, make: Any, teacher: Checkpoi
 
 
 def tree_step(variant: Variant, decoder: Decoder, tree: Topology, form: str = "fused") -> TreeStep:
-    return TreeStep(variant.drafter, decoder, FixedTree(tree), form)
+    return TreeStep(variant.drafter, decoder, RankTree(tree), form)
 
 
 def given(step: TreeStep, inputs: list[torch.Tensor], spread: float = 0.0) -> list[torch.Tensor]:
@@ -297,7 +297,7 @@ def test_a_window_ties_the_graph_of_a_cpu_to_no_length(
     tmp_path: Path, make: Any, teacher: Checkpoint, load: Callable, decoder: Decoder
 ) -> None:
     windowed = Variant(tmp_path, make, teacher, load, "speculators", **VARIANTS["window"][1])
-    step = any_length_step(windowed.drafter, decoder, "draft", FixedTree(Topology.chain(2)), NewRows(0, 0))
+    step = any_length_step(windowed.drafter, decoder, "draft", RankTree(Topology.chain(2)), NewRows(0, 0))
     program = trace(step).module()
     tokens, text, block = torch.tensor([5, 6, 7]), torch.tensor([3]), windowed.checkpoint.config.block
     features = torch.randn(3, windowed.checkpoint.config.features, generator=torch.Generator().manual_seed(3))
@@ -316,7 +316,7 @@ def test_half_precision_runs(plain: Variant, decoder: Decoder, warm: Callable) -
     teacher = TeacherEnds(deepcopy(decoder).bfloat16(), embeds=True)
     written = drafter.extend(Waiting(*half[:4]), half[4:], teacher)
     root = drafter.root(written, teacher, torch.zeros(RAGGED.depth, 40, dtype=torch.bfloat16))
-    tokens, scores = FixedTree(RAGGED).grow(root)
+    tokens, scores = RankTree(RAGGED).grow(root)
     assert written.caches[0].dtype == written.root.fed_back_RH.dtype == torch.bfloat16
     assert tokens.shape == scores.shape and scores.dtype == torch.float32
     step = tree_step(plain, decoder, RAGGED)

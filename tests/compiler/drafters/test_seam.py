@@ -21,7 +21,7 @@ from draftwood.compiler.checkpoints.tensors import open_tensors
 from draftwood.compiler.device.operators import Op, matmul, ranking
 from draftwood.compiler.drafters import registry
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
-from draftwood.compiler.drafters.kind import Kind, Option
+from draftwood.compiler.drafters.kind import Kind, TrainingOption
 from draftwood.compiler.drafters.model import DraftModel, OpenedDrafter
 from draftwood.compiler.steps.step import Step, signed
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -190,8 +190,8 @@ LINEAR = Kind(
     layout="one with the config.json of a linear drafter",
     source=f"{__name__}:LinearModel",
     options={
-        "levels": Option(help="matrices (2)", default=2, least=1),
-        "zeal": Option(help="does nothing", default=1.0, read=float, least=0),
+        "levels": TrainingOption(help="matrices (2)", default=2, least=1),
+        "zeal": TrainingOption(help="does nothing", default=1.0, read=float, least=0),
     },
     cost_source=f"{__name__}:LinearCost",
     cost_sizes=":LEVELS",
@@ -288,7 +288,7 @@ def test_a_name_and_a_flag_mean_one_thing(linear: None) -> None:
     with pytest.raises(ValueError, match="linear: there is a kind of that name"):
         registry.register(LINEAR)
 
-    other = replace(LINEAR, name="other", options={"levels": Option(help="in words", read=str)})
+    other = replace(LINEAR, name="other", options={"levels": TrainingOption(help="in words", read=str)})
     with pytest.raises(ValueError, match="--levels does not read what --levels of medusa reads"):
         registry.register(other)
     assert registry.names() == ("medusa", "peagle", "eagle3", "fasteagle", "dspark", "dflash", "linear")

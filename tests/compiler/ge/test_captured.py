@@ -18,7 +18,7 @@ from torch import fx, nn
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.targets import captured
-from draftwood.compiler.targets.captured import Blocks, CapturedExecutor, Records, write_in_place
+from draftwood.compiler.targets.captured import BufferPool, CapturedExecutor, Records, write_in_place
 from draftwood.compiler.targets.online import InPlaceStep, Started, TorchairExecutor
 from draftwood.compiler.targets.staging import HostInputs
 from draftwood.errors import InvariantError, LoweringError, RequestError
@@ -132,7 +132,7 @@ def test_an_address_that_moves_is_recorded_anew(opened: Callable, monkeypatch: p
     held, count = engine.begin(128), len(npu.records)
     assert decoded(engine) == first and count < len(npu.records) <= 2 * count
     del held
-    monkeypatch.setattr(Blocks, "take", lambda self, shape: self._zeros(shape))
+    monkeypatch.setattr(BufferPool, "take", lambda self, shape: self._zeros(shape))
     count, kept = len(npu.records), [engine.begin(128)]
     for _ in range(2):
         assert decoded(engine) == first
@@ -208,7 +208,7 @@ def test_the_oldest_record_goes_where_there_are_too_many(opened: Callable, monke
 
 
 def test_memory_is_free_when_no_view_is_left() -> None:
-    blocks = Blocks(lambda shape: torch.zeros(shape, dtype=torch.bfloat16))
+    blocks = BufferPool(lambda shape: torch.zeros(shape, dtype=torch.bfloat16))
     for view in (
         lambda b: b.swapaxes(0, 1)[1:], lambda b: b[:, :2], lambda b: b.ravel(), lambda b: b.view(-1)[3:].view(3, 7),
     ):  # fmt: skip

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from draftwood.compiler.ge.graph import Declared, Edge, Graph, Node
 from draftwood.compiler.ge.interpreter import Interpreter, shapes
-from draftwood.compiler.ge.operators import OPERATORS, Call
+from draftwood.compiler.ge.operators import OPERATORS, BoundNode
 from draftwood.compiler.ge.torchair_bridge import convert
 from draftwood.errors import LoweringError
 from draftwood.kernels import eager_attention
@@ -251,7 +251,7 @@ def call(type_: str, attributes: dict[str, Any] | None = None, outputs: int = 1,
     edges = tuple(None if x is None else Edge(name, 0) for name, x in flat.items())
     described = tuple(Declared(name, None, None) for name in flat)
     node = Node("here", type_, edges, attributes or {}, described, (Declared("y", None, None),) * outputs)
-    found = Call.of(node)(list(flat.values()))
+    found = BoundNode.of(node)(list(flat.values()))
     return found[0] if outputs == 1 else found
 
 

@@ -16,7 +16,7 @@ from draftwood.tools.benchmarks.__main__ import main
 from draftwood.tools.benchmarks.given import read_given
 from draftwood.tools.benchmarks.record import read_record
 from draftwood.tools.benchmarks.registry import SECTIONS
-from draftwood.tools.benchmarks.rows import FILE, Rows, decoded, read_rows
+from draftwood.tools.benchmarks.rows import FILE, RunRows, decoded, read_rows
 from draftwood.tools.benchmarks.suite import Suite, read_suite
 
 
@@ -180,7 +180,7 @@ def test_bundles_that_make_no_sense_are_one_line(
 def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(json.dumps({"key": "a", "section": "turns", "at": {}, "found": {}}) + "\n{}\n")
     with pytest.raises(RequestError, match=r"line 2: not a row \(has no 'key'\)"):
-        Rows(tmp_path)
+        RunRows(tmp_path)
 
 
 def test_the_load_of_a_block_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from draftwood.tools.benchmarks.run import evaluate
 from draftwood.tools.benchmarks.section import Table
 from draftwood.tools.benchmarks.sections import peers as programs
 from draftwood.tools.benchmarks.sections import service
-from draftwood.tools.benchmarks.suite import Ask, Suite
+from draftwood.tools.benchmarks.suite import SectionSettings, Suite
 from draftwood.trees.spec import read_specs
 
 FEW = {"max_new_tokens": 6, "rounds": 2, "limit": 2}
@@ -31,9 +31,9 @@ SUITE = Suite(
     tries=1,
     busy_cores=100.0,
     sections={
-        "batches": Ask(**FEW, bundles=("one",), texts=(2, 4)),
-        "service": Ask(**FEW, bundles=("one",), texts=(1, 2), lengths=(8,)),
-        "peers": Ask(**FEW, temperatures=(0.0, 0.8)),
+        "batches": SectionSettings(**FEW, bundles=("one",), texts=(2, 4)),
+        "service": SectionSettings(**FEW, bundles=("one",), texts=(1, 2), lengths=(8,)),
+        "peers": SectionSettings(**FEW, temperatures=(0.0, 0.8)),
     },
 )
 
@@ -94,7 +94,7 @@ def test_looked_up_trees_are_ways_of_a_length(
     trees, prompts = read_specs("lookup:chain:2").trees, tmp_path / "prompts.jsonl"
     build(BuildRequest(model=tiny_teacher, drafter=None, trees=trees, slots=(128,)), tmp_path / "bundle")
     prompts.write_text("".join(json.dumps({"prompt": f"the cat {number}"}) + "\n" for number in range(3)))
-    ask = Ask(lengths=(40,), limit=1, max_new_tokens=6, rounds=1)
+    ask = SectionSettings(lengths=(40,), limit=1, max_new_tokens=6, rounds=1)
     suite = Suite(name="lengths", tries=1, busy_cores=100.0, prompts=(str(prompts),), sections={"lengths": ask})
     suite = suite.over(read_given([str(tmp_path / "bundle")]), lambda *_: True, None, None)
     (row,) = evaluate(suite, tmp_path / "run", tmp_path / "work").rows

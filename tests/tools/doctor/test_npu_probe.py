@@ -23,7 +23,7 @@ from draftwood.tools.doctor import npu_probe, npu_report, npu_steps
 from draftwood.tools.doctor.npu_models import MODELS, make
 from draftwood.tools.doctor.npu_probe import PROBES, kernel_engines, verdict
 from draftwood.tools.doctor.npu_report import PIECES, describe, operators, tried, two_devices
-from draftwood.tools.doctor.npu_steps import BUNDLES, Step, steps
+from draftwood.tools.doctor.npu_steps import BUNDLES, TrialCommand, steps
 from draftwood.tools.tokenizers import tokenizer_of
 from draftwood.trees import Topology
 
@@ -167,11 +167,13 @@ def test_the_hours_models_are_read(drafter: str, tmp_path: Path) -> None:
     assert MODELS["wide-8"][1]["num_key_value_heads"] == 4
 
 
-def step(name: str, code: str, needs: Path | None = None, limit_s: float = 60) -> Step:
-    return Step(name, (sys.executable, "-c", code), limit_s, needs=needs)
+def step(name: str, code: str, needs: Path | None = None, limit_s: float = 60) -> TrialCommand:
+    return TrialCommand(name, (sys.executable, "-c", code), limit_s, needs=needs)
 
 
-def hour(monkeypatch: pytest.MonkeyPatch, given: list[Step], minutes: float = 60, pieces: int = 2) -> tuple[dict, list]:
+def hour(
+    monkeypatch: pytest.MonkeyPatch, given: list[TrialCommand], minutes: float = 60, pieces: int = 2
+) -> tuple[dict, list]:
     """The report of a machine with two NPUs, and all that was kept on the way."""
     kept: list[dict] = []
     monkeypatch.setattr(npu_report, "PIECES", PIECES[:pieces])

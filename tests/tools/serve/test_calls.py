@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.tools.serve.calls import Call, Calls, Form, forced, form_of, read_calls
+from draftwood.tools.serve.calls import CallForm, Calls, WrittenCall, forced, form_of, read_calls
 
-QWEN = Form(begin="<tool_call>", end="</tool_call>")
-PANGU = Form(begin="[unused11]", end="[unused12]", listed=True, special={"[unused11]": 7, "[unused12]": 8})
-MISTRAL = Form(begin="[TOOL_CALLS]", end="", listed=True)
-LLAMA = Form(begin="", end="", arguments="parameters")
+QWEN = CallForm(begin="<tool_call>", end="</tool_call>")
+PANGU = CallForm(begin="[unused11]", end="[unused12]", listed=True, special={"[unused11]": 7, "[unused12]": 8})
+MISTRAL = CallForm(begin="[TOOL_CALLS]", end="", listed=True)
+LLAMA = CallForm(begin="", end="", arguments="parameters")
 WEATHER = '{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}}'
-ONE = Call("weather", '{"city": "Köln", "days": [1, 2]}')
-TEXTS: list[tuple[Form, str, list[Any]]] = [
+ONE = WrittenCall("weather", '{"city": "Köln", "days": [1, 2]}')
+TEXTS: list[tuple[CallForm, str, list[Any]]] = [
     (QWEN, f"I look.\n<tool_call>\n{WEATHER}\n</tool_call>", ["I look.\n", ONE]),
     (QWEN, f"<tool_call>{WEATHER}</tool_call>\n<tool_call>\n{WEATHER}\n</tool_call>\n", [ONE, ONE]),
     (QWEN, "a < b <tool> <tool_cal", ["a < b <tool> <tool_cal"]),
     (QWEN, "<tool_call>no JSON</tool_call> and on", ["<tool_call>no JSON</tool_call> and on"]),
     (QWEN, '<tool_call>{"name": "f"', ['<tool_call>{"name": "f"']),
-    (QWEN, '<tool_call>{"name": "f"}', [Call("f", "{}")]),
+    (QWEN, '<tool_call>{"name": "f"}', [WrittenCall("f", "{}")]),
     (PANGU, f"So: [unused11][{WEATHER}, {WEATHER}][unused12]", ["So: ", ONE, ONE]),
     (PANGU, "[unused1] is no mark", ["[unused1] is no mark"]),
     (MISTRAL, f"[TOOL_CALLS] [{WEATHER}]", [ONE]),
@@ -34,7 +34,7 @@ TEXTS: list[tuple[Form, str, list[Any]]] = [
 ]
 
 
-def found(form: Form, pieces: list[str], most: int | None = None) -> list[Any]:
+def found(form: CallForm, pieces: list[str], most: int | None = None) -> list[Any]:
     """The pieces found, with adjoining texts joined."""
     calls, merged = Calls(form, ["weather"], most), list[Any]()
     for one in [one for piece in pieces for one in calls.push(piece)] + calls.finish():
@@ -46,7 +46,7 @@ def found(form: Form, pieces: list[str], most: int | None = None) -> list[Any]:
 
 
 @pytest.mark.parametrize(("form", "text", "expected"), TEXTS, ids=[text[:30] for _, text, _ in TEXTS])
-def test_calls_are_found_wherever_the_text_is_cut(form: Form, text: str, expected: list[Any]) -> None:
+def test_calls_are_found_wherever_the_text_is_cut(form: CallForm, text: str, expected: list[Any]) -> None:
     assert found(form, [text]) == expected
     assert found(form, list(text)) == expected
     for at in range(len(text)):

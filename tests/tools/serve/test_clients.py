@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import draftwood
-from draftwood.tools.serve.calls import Call, Calls, forced, form_of
+from draftwood.tools.serve.calls import Calls, WrittenCall, forced, form_of
 
 from .conftest import MESSAGES, STRICT, TOOLS
 
@@ -129,7 +129,7 @@ def expected(request: pytest.FixtureRequest, tools_bundle: Path) -> tuple[dict[s
 
         free, held = text(ignore_eos=True), text(grammar=STRICT)
         (call,) = Calls(form, []).push(text({"messages": MESSAGES, "tools": TOOLS}, grammar=forced(form, TOOLS)))
-    assert isinstance(call, Call)
+    assert isinstance(call, WrittenCall)
     calls = [[call.name, json.loads(call.arguments)]]
     return how, {
         "whole": free,

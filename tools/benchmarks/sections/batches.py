@@ -11,7 +11,7 @@ from draftwood.manifest import Manifest
 from draftwood.tools.benchmarks import draw
 from draftwood.tools.benchmarks.opened import Lab
 from draftwood.tools.benchmarks.section import Block, Figure, Row, Section, Table, Task, grouped
-from draftwood.tools.benchmarks.suite import Ask, Suite
+from draftwood.tools.benchmarks.suite import SectionSettings, Suite
 from draftwood.tools.measure.batches import TURNS_A_PLACE, bench_batches
 
 if TYPE_CHECKING:
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 NAME = "batches"
 
 
-def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+def tasks(ask: SectionSettings, suite: Suite) -> Iterator[Task]:
     """A bundle at a temperature, with so many texts at a time."""
     for bundle, temperature, texts in product(ask.bundles, ask.temperatures, ask.texts):
         yield Task(NAME, {"model": suite.model, "bundle": bundle, "temperature": temperature, "texts": texts})
 
 
-def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
     """Opens the bundle; the bench itself warms up."""
     lab.opened(task.at["bundle"])
 
 
-def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
     """`bench --texts`, its report."""
     opened, texts = lab.opened(task.at["bundle"]), task.at["texts"]
     prompts = [prompt for conversation in lab.conversations(None) for prompt in conversation]

@@ -13,14 +13,14 @@ from typing import Any
 from draftwood.tools.benchmarks.opened import Lab, Opened
 from draftwood.tools.benchmarks.section import Section, Task
 from draftwood.tools.benchmarks.sections import lengths_shown
-from draftwood.tools.benchmarks.suite import Ask, Suite
+from draftwood.tools.benchmarks.suite import SectionSettings, Suite
 from draftwood.tools.measure.runner import PLAIN, Way, measure, warm_up
 
 NAME = "lengths"
 TEXTS = 4
 
 
-def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+def tasks(ask: SectionSettings, suite: Suite) -> Iterator[Task]:
     """A text of a length, for a bundle and a temperature."""
     for bundle, length in product(ask.bundles, ask.lengths):
         # Temperatures come last: they share the text's prefill.
@@ -43,7 +43,7 @@ def _ways(opened: Opened, ids: list[int], lab: Lab) -> dict[str, Way]:
     return {name: Way(behind, opened.policies(policy)) for name, policy in names.items()}
 
 
-def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
     """Opens the bundle, and decodes a text of the length with each way once."""
     if lab.enters(NAME, task.at["bundle"], task.at["length"]):
         opened = _opened(task, lab)
@@ -51,7 +51,7 @@ def prepare(task: Task, ask: Ask, lab: Lab) -> None:
         warm_up(_ways(opened, ids, lab), ids, lab.options(ask, task.at["temperature"]))
 
 
-def measure_text(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+def measure_text(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
     """The text with every way; its answer goes on past the end token, so that all texts weigh the same."""
     opened = _opened(task, lab)
     name, ids = lab.text(opened.engine, task.at["length"], task.at["text"])

@@ -17,7 +17,7 @@ import numpy as np
 from draftwood.tools.benchmarks.opened import Lab
 from draftwood.tools.benchmarks.peers import PEERS, Generate, compiled_with
 from draftwood.tools.benchmarks.section import Block, Row, Section, Table, Task, grouped
-from draftwood.tools.benchmarks.suite import Ask, Suite
+from draftwood.tools.benchmarks.suite import SectionSettings, Suite
 from draftwood.tools.comparison.differences import agreement
 from draftwood.tools.measure.runner import Way, decode, in_turns
 from draftwood.tools.measure.spread import Interval, ratio
@@ -29,13 +29,13 @@ OURS, PLAIN = "draftwood", "plain"
 LOOKUP = "lookup"
 
 
-def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+def tasks(ask: SectionSettings, suite: Suite) -> Iterator[Task]:
     """A prompt at a temperature, with every peer."""
     for temperature, prompt in product(ask.temperatures, range(ask.limit or PROMPTS)):
         yield Task(NAME, {"model": suite.model, "temperature": temperature, "prompt": prompt})
 
 
-def _ways(task: Task, ask: Ask, lab: Lab) -> dict[str, Generate]:
+def _ways(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Generate]:
     """Ours, with every bundle, plain and with every policy; then the peers that are installed."""
     found: dict[str, Generate] = {}
     for bundle in ask.bundles:
@@ -46,19 +46,21 @@ def _ways(task: Task, ask: Ask, lab: Lab) -> dict[str, Generate]:
     return found | {name: peer for name, peer in others.items() if not isinstance(peer, str)}
 
 
-def _ours(lab: Lab, ask: Ask, way: Way, ids: Sequence[int], count: int, temperature: float) -> Sequence[int]:
+def _ours(
+    lab: Lab, ask: SectionSettings, way: Way, ids: Sequence[int], count: int, temperature: float
+) -> Sequence[int]:
     asked = replace(lab.options(ask, temperature, ignore_eos=False), max_new_tokens=count)
     return decode(way, ids, asked).result.token_ids
 
 
-def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
     """Exports the checkpoint to whoever needs it, and lets each answer once."""
     if lab.enters(NAME):
         for generate in _ways(task, ask, lab).values():
             generate(_ids(task, ask, lab), 8, task.at["temperature"])
 
 
-def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
     """Seconds and tokens of every program, and how many tokens agree with plain decoding's, from the first on.
 
     Ours are compared with plain decoding of the same bundle, a peer with that of the first.
@@ -95,7 +97,7 @@ def _timed(generate: Generate, ids: list[int], count: int, temperature: float) -
     return round(time.perf_counter() - began, 6), text
 
 
-def _ids(task: Task, ask: Ask, lab: Lab) -> list[int]:
+def _ids(task: Task, ask: SectionSettings, lab: Lab) -> list[int]:
     return lab.opened(ask.bundles[0]).ids(lab.prompt(task.at["prompt"], ask.limit or PROMPTS))
 
 

@@ -17,7 +17,7 @@ from draftwood.tools.benchmarks import served
 from draftwood.tools.benchmarks.opened import Lab, Opened
 from draftwood.tools.benchmarks.peers import gguf_file
 from draftwood.tools.benchmarks.section import Block, Row, Section, Table, Task
-from draftwood.tools.benchmarks.suite import Ask, Suite
+from draftwood.tools.benchmarks.suite import SectionSettings, Suite
 from draftwood.tools.measure.runner import in_turns
 
 NAME = "service"
@@ -32,23 +32,23 @@ SCHEMA = {
 }
 
 
-def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+def tasks(ask: SectionSettings, suite: Suite) -> Iterator[Task]:
     """All bundles with so many clients at a time."""
     for clients in ask.texts:
         yield Task(NAME, {"model": suite.model, "clients": clients})
 
 
-def _opened(ask: Ask, lab: Lab) -> dict[str, Opened]:
+def _opened(ask: SectionSettings, lab: Lab) -> dict[str, Opened]:
     """Bundles by the names under which they are served; the first one is held to the goals."""
     return {f"{served.OURS} {bundle}": lab.opened(bundle) for bundle in ask.bundles}
 
 
-def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
     """Times the bundles."""
     _opened(ask, lab)
 
 
-def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
     """Every server's load by round, in turns; of one client also the library's, and texts held to a JSON schema."""
     bundles = {name: opened.engine.bundle for name, opened in _opened(ask, lab).items()}
     bundle, clients, (length,) = next(iter(bundles.values())), task.at["clients"], ask.lengths
@@ -88,7 +88,9 @@ def _library(model: draftwood.Model, prompts: Sequence[Sequence[int]], count: in
     for ids in prompts:
         began = time.perf_counter()
         found = model.generate(list(ids), max_new_tokens=count, ignore_eos=True)
-        streams.append(served.Stream(found.first_token_seconds, time.perf_counter() - began, len(found.token_ids)))
+        streams.append(
+            served.StreamedAnswer(found.first_token_seconds, time.perf_counter() - began, len(found.token_ids))
+        )
     return served.figures(streams, sum(one.seconds for one in streams))
 
 

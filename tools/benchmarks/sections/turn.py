@@ -22,7 +22,7 @@ Ways = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ComparedTurn:
     """One turn of one way next to plain decoding with its bundle; seconds are medians of the rounds."""
 
     key: str
@@ -48,7 +48,7 @@ class Turn:
         return (self.figures["tokens"] - 1) / self.figures["steps"]
 
 
-def turns_of(rows: Sequence[Row]) -> list[Turn]:
+def turns_of(rows: Sequence[Row]) -> list[ComparedTurn]:
     """Every turn and way; a turn that ended with its first token has no step to compare."""
     found = []
     models = dict.fromkeys(row["at"]["model"] for row in rows)
@@ -59,7 +59,7 @@ def turns_of(rows: Sequence[Row]) -> list[Turn]:
             for way, figures in held["ways"].items():
                 turn = (row["key"], model, temperature, held["source"], way, held["prompt_tokens"], figures)
                 plain = held["ways"][plain_of(way, held["ways"])]
-                found.append(Turn(*turn, plain, base_seconds(way, held["ways"], factors[model])))
+                found.append(ComparedTurn(*turn, plain, base_seconds(way, held["ways"], factors[model])))
     return found
 
 
@@ -72,7 +72,7 @@ def texts_of(rows: Sequence[Row], model: str) -> list[dict[str, Any]]:
     return [held["ways"] for row in rows if row["at"]["model"] == model for held in _decoded(row)]
 
 
-def total_speedup(turns: Sequence[Turn]) -> Interval:
+def total_speedup(turns: Sequence[ComparedTurn]) -> Interval:
     """All tokens taken together: conversations are resampled, for turns of one belong together."""
     by_row: dict[str, list[float]] = {}
     for turn in turns:

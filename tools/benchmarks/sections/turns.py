@@ -11,7 +11,7 @@ from typing import Any
 from draftwood.tools.benchmarks.opened import Lab
 from draftwood.tools.benchmarks.section import Section, Task
 from draftwood.tools.benchmarks.sections.turns_shown import show
-from draftwood.tools.benchmarks.suite import Ask, Suite
+from draftwood.tools.benchmarks.suite import SectionSettings, Suite
 from draftwood.tools.measure.conversations import Conversation, by_conversation, tokenizer_of
 from draftwood.tools.measure.runner import PLAIN, Way, measure, warm_up
 from draftwood.tools.prompts import read_families
@@ -19,7 +19,7 @@ from draftwood.tools.prompts import read_families
 NAME = "turns"
 
 
-def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+def tasks(ask: SectionSettings, suite: Suite) -> Iterator[Task]:
     """A conversation at a temperature."""
     whole = by_conversation(read_families(suite.prompts), ask.limit)
     for temperature in ask.temperatures:
@@ -28,7 +28,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
             yield Task(NAME, at)
 
 
-def ways_of(lab: Lab, ask: Ask) -> dict[str, Way]:
+def ways_of(lab: Lab, ask: SectionSettings) -> dict[str, Way]:
     """``plain BUNDLE`` of every bundle, then ``BUNDLE POLICY``. All bundles hold the same teacher.
 
     Plain decoding goes round the bundles: one in each round, or as many as it takes for each to have one.
@@ -45,14 +45,14 @@ def ways_of(lab: Lab, ask: Ask) -> dict[str, Way]:
     return found
 
 
-def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
     """Opens the bundles, and decodes a text with each way once."""
     if lab.enters(NAME):
         ids = lab.opened(ask.bundles[0]).ids(lab.prompts[0])
         warm_up(ways_of(lab, ask), ids, lab.options(ask, task.at["temperature"], ignore_eos=False))
 
 
-def measure_conversation(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+def measure_conversation(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
     """Every turn with every way; a turn whose text and answer pass the context ends the conversation."""
     ways = ways_of(lab, ask)
     options = lab.options(ask, task.at["temperature"], ignore_eos=False)

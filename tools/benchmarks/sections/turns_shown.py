@@ -12,7 +12,7 @@ import numpy as np
 from draftwood.tools.benchmarks import draw
 from draftwood.tools.benchmarks.section import Block, Figure, Row, Table, gathered
 from draftwood.tools.benchmarks.sections.turn import (
-    Turn,
+    ComparedTurn,
     bundle_factors,
     plain_rounds,
     texts_of,
@@ -56,11 +56,11 @@ def show(rows: list[Row]) -> Iterator[Block]:
     )
 
 
-def _of(turns: Sequence[Turn], place: Place, way: str | None = None) -> list[Turn]:
+def _of(turns: Sequence[ComparedTurn], place: Place, way: str | None = None) -> list[ComparedTurn]:
     return [t for t in turns if (t.model, t.temperature) == place and (way is None or t.way == way)]
 
 
-def _ways(turns: Sequence[Turn]) -> list[str]:
+def _ways(turns: Sequence[ComparedTurn]) -> list[str]:
     return [way for way in dict.fromkeys(turn.way for turn in turns) if not is_plain(way)]
 
 
@@ -68,7 +68,7 @@ def _title(place: Place) -> str:
     return f"{place[0]}, temperature {place[1]:g}"
 
 
-def _summary(turns: list[Turn], places: list[Place]) -> Table:
+def _summary(turns: list[ComparedTurn], places: list[Place]) -> Table:
     lines = []
     for place in places:
         for way in _ways(turns):
@@ -87,7 +87,7 @@ def _summary(turns: list[Turn], places: list[Place]) -> Table:
     return Table("Every drafter against plain decoding", columns, lines, note)
 
 
-def _figures(own: list[Turn]) -> list[Any]:
+def _figures(own: list[ComparedTurn]) -> list[Any]:
     tokens = sum(turn.figures["tokens"] - 1 for turn in own)
     seconds, plain = sum(turn.seconds for turn in own), sum(turn.plain_seconds for turn in own)
     of_turns = spread([turn.speedup for turn in own])
@@ -113,7 +113,7 @@ def _figures(own: list[Turn]) -> list[Any]:
     ]
 
 
-def _accepted(turns: list[Turn], places: list[Place]) -> Table:
+def _accepted(turns: list[ComparedTurn], places: list[Place]) -> Table:
     """The histogram of accept lengths, EAGLE-Pangu's L_k."""
     lines = []
     for place in places:
@@ -147,7 +147,7 @@ def _bundles(rows: list[Row]) -> Table:
     return Table("Plain decoding by bundle", columns, lines, note)
 
 
-def _families(turns: list[Turn]) -> Table:
+def _families(turns: list[ComparedTurn]) -> Table:
     """FastEagle's table."""
     drafted = (turn for turn in turns if not is_plain(turn.way))
     groups = gathered(drafted, lambda turn: (turn.source, turn.model, turn.temperature, turn.way))
@@ -159,7 +159,7 @@ def _families(turns: list[Turn]) -> Table:
     return Table("By task family", columns, lines)
 
 
-def _draw_speedups(turns: list[Turn], places: list[Place], canvas: Canvas) -> None:
+def _draw_speedups(turns: list[ComparedTurn], places: list[Place], canvas: Canvas) -> None:
     axes = None
     for axes, place in zip(draw.panels(canvas, [_title(p) for p in places]), places, strict=True):
         for way in _ways(turns):
@@ -172,7 +172,7 @@ def _draw_speedups(turns: list[Turn], places: list[Place], canvas: Canvas) -> No
     draw.legend(canvas, canvas.axes[0], 3)
 
 
-def _draw_depths(turns: list[Turn], places: list[Place], canvas: Canvas) -> None:
+def _draw_depths(turns: list[ComparedTurn], places: list[Place], canvas: Canvas) -> None:
     for axes, place in zip(draw.panels(canvas, [_title(p) for p in places]), places, strict=True):
         for way in _ways(turns):
             if shares := depth_shares(_of(turns, place, way)):
@@ -185,7 +185,7 @@ def _draw_depths(turns: list[Turn], places: list[Place], canvas: Canvas) -> None
     draw.legend(canvas, canvas.axes[0], 3)
 
 
-def depth_shares(turns: Sequence[Turn]) -> list[float]:
+def depth_shares(turns: Sequence[ComparedTurn]) -> list[float]:
     """% of the steps that drafted which accepted a draft at depth 1, 2, ..."""
     counts: Counter[int] = Counter()
     for turn in turns:
@@ -193,7 +193,7 @@ def depth_shares(turns: Sequence[Turn]) -> list[float]:
     return [100 * counts[d] / counts[0] for d in range(1, max(counts, default=0) + 1)] if counts[0] else []
 
 
-def _draw_stages(turns: list[Turn], places: list[Place], canvas: Canvas) -> None:
+def _draw_stages(turns: list[ComparedTurn], places: list[Place], canvas: Canvas) -> None:
     for axes, place in zip(draw.panels(canvas, [_title(p) for p in places]), places, strict=True):
         ways = list(dict.fromkeys(turn.way for turn in turns))[::-1]
         draw.stages(axes, {way: [turn.figures for turn in _of(turns, place, way)] for way in ways})
@@ -201,7 +201,7 @@ def _draw_stages(turns: list[Turn], places: list[Place], canvas: Canvas) -> None
     draw.legend(canvas, canvas.axes[0])
 
 
-def _gears(turns: list[Turn]) -> Table:
+def _gears(turns: list[ComparedTurn]) -> Table:
     lines = []
     adaptive = (turn for turn in turns if turn.way.endswith("adaptive"))
     for place, own in gathered(adaptive, lambda turn: (turn.model, turn.temperature, turn.way)).items():

@@ -11,7 +11,7 @@ import pytest
 from draftwood.errors import DraftwoodError
 from draftwood.runtime.engines.acl import memory, model
 from draftwood.runtime.engines.acl.library import PROTOTYPES, Library
-from draftwood.runtime.engines.acl.memory import Block, Device
+from draftwood.runtime.engines.acl.memory import AclDevice, MemoryBlock
 
 from .ascendcl import AscendCL, prototypes
 from .test_decoding import decoded, interpreted
@@ -31,9 +31,9 @@ def test_the_prototypes_are_those_of_the_header() -> None:
 
 
 @pytest.fixture
-def device() -> tuple[Device, AscendCL]:
+def device() -> tuple[AclDevice, AscendCL]:
     acl = AscendCL()
-    return Device(Library(acl.handle)), acl
+    return AclDevice(Library(acl.handle)), acl
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def device() -> tuple[Device, AscendCL]:
         ),
     ],
 )
-def test_a_wrong_call_is_found(device: tuple[Device, AscendCL], wrong: Callable, found: str) -> None:
+def test_a_wrong_call_is_found(device: tuple[AclDevice, AscendCL], wrong: Callable, found: str) -> None:
     used, acl = device
     address = used.allocate(128, "")
     used.library.call("aclrtFree", address)
@@ -66,7 +66,7 @@ def test_a_wrong_call_is_found(device: tuple[Device, AscendCL], wrong: Callable,
     assert any(found in misuse for misuse in acl.misuses), acl.misuses
 
 
-def test_what_is_left_or_written_past_is_found(device: tuple[Device, AscendCL]) -> None:
+def test_what_is_left_or_written_past_is_found(device: tuple[AclDevice, AscendCL]) -> None:
     used, acl = device
     address = used.allocate(128, "")
     ctypes.memset(address + 160, 0, 1)  # 128 bytes, 32 of padding, and one more
@@ -78,7 +78,7 @@ def test_what_is_left_or_written_past_is_found(device: tuple[Device, AscendCL]) 
 
 
 def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Device, "synchronize", lambda self, where: None)
+    monkeypatch.setattr(AclDevice, "synchronize", lambda self, where: None)
 
 
 def _no_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def _unloaded_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Device, "enter", lambda self: None)
+    monkeypatch.setattr(AclDevice, "enter", lambda self: None)
 
 
 FAULTS = [
@@ -156,7 +156,7 @@ def test_a_fault_in_the_engine_is_found(
 
 def test_another_thread_without_the_context_is_found(compiled_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     acl = AscendCL()
-    used = Device(Library(acl.handle))
+    used = AclDevice(Library(acl.handle))
     _no_context(monkeypatch)
     thread = threading.Thread(target=_allocated, args=(used,))
     thread.start()
@@ -164,6 +164,6 @@ def test_another_thread_without_the_context_is_found(compiled_bundle: Path, monk
     assert acl.misuses == ["aclrtMalloc: no context in this thread"]
 
 
-def _allocated(used: Device) -> None:
+def _allocated(used: AclDevice) -> None:
     with suppress(DraftwoodError):
-        Block(used, 64, "")
+        MemoryBlock(used, 64, "")

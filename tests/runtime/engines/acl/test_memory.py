@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from draftwood.runtime.engines.acl.library import Library
-from draftwood.runtime.engines.acl.memory import HOST_TO_DEVICE, Device, DeviceArray, cut
+from draftwood.runtime.engines.acl.memory import HOST_TO_DEVICE, AclDevice, DeviceArray, cut
 from draftwood.runtime.engines.acl.model import Weights
 from draftwood.runtime.speculation.kv_cache import grown, token_rows
 
@@ -14,15 +14,15 @@ from .ascendcl import AscendCL
 
 
 @pytest.fixture
-def device() -> Device:
+def device() -> AclDevice:
     acl = AscendCL()
-    used = Device(Library(acl.handle))
+    used = AclDevice(Library(acl.handle))
     yield used
     used.library.finish()
     assert acl.done() == []
 
 
-def filled(device: Device, zeros, shape, start=0):
+def filled(device: AclDevice, zeros, shape, start=0):
     """An array [K, C, D] made by ``zeros``, and its values."""
     array = zeros(shape)
     values = np.arange(start, start + array.nbytes // 4, dtype=np.float32)

@@ -11,15 +11,15 @@ from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.openvino import blobs as blobs_module
 from draftwood.runtime.engines.openvino.blobs import Blobs
-from draftwood.runtime.engines.openvino.engine import Device
+from draftwood.runtime.engines.openvino.engine import OpenVinoDevice
 
 pytest.importorskip("openvino")
 
 
 @pytest.fixture
-def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenVinoDevice:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return Device("openvino", 1)
+    return OpenVinoDevice("openvino", 1)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ class Counted:
         return getattr(self._core, name)
 
 
-def of(bundle: Bundle, device: Device, **settings: Any) -> Blobs:
+def of(bundle: Bundle, device: OpenVinoDevice, **settings: Any) -> Blobs:
     return Blobs(bundle, Counted(device.core), "CPU", device.config | settings)
 
 
@@ -49,13 +49,13 @@ def asked(blobs: Blobs, graph: GraphSignature) -> list[str]:
     return done
 
 
-def test_a_graph_is_compiled_once_on_a_machine(bundle: Bundle, device: Device, graph: GraphSignature) -> None:
+def test_a_graph_is_compiled_once_on_a_machine(bundle: Bundle, device: OpenVinoDevice, graph: GraphSignature) -> None:
     assert asked(of(bundle, device), graph) == ["compile_model"]
     assert asked(of(bundle, device), graph) == ["import_model"]
     assert of(bundle, device).file(graph).is_file()
 
 
-def test_a_damaged_blob_is_compiled_anew(bundle: Bundle, device: Device, graph: GraphSignature) -> None:
+def test_a_damaged_blob_is_compiled_anew(bundle: Bundle, device: OpenVinoDevice, graph: GraphSignature) -> None:
     blobs = of(bundle, device)
     blobs.compiled(graph)
     path = blobs.file(graph)
@@ -66,14 +66,16 @@ def test_a_damaged_blob_is_compiled_anew(bundle: Bundle, device: Device, graph: 
         assert asked(of(bundle, device), graph) == ["import_model"]
 
 
-def test_a_blob_that_the_device_refuses_is_compiled_anew(bundle: Bundle, device: Device, graph: GraphSignature) -> None:
+def test_a_blob_that_the_device_refuses_is_compiled_anew(
+    bundle: Bundle, device: OpenVinoDevice, graph: GraphSignature
+) -> None:
     blobs = of(bundle, device)
     blobs._keep(graph, b"of another driver")
     assert asked(blobs, graph) == ["import_model", "compile_model"]
 
 
 def test_what_a_blob_is_compiled_from_names_it(
-    bundle: Bundle, device: Device, graph: GraphSignature, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, device: OpenVinoDevice, graph: GraphSignature, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = bundle.manifest
     weights = next(one.weights for one in manifest.graph_sets)
@@ -103,7 +105,7 @@ def test_what_a_blob_is_compiled_from_names_it(
 
 
 def test_without_room_it_is_compiled_every_time(
-    bundle: Bundle, device: Device, graph: GraphSignature, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    bundle: Bundle, device: OpenVinoDevice, graph: GraphSignature, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

@@ -14,7 +14,7 @@ from draftwood.runtime.engines.choice import open_engine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.openvino import OpenVinoEngine
 from draftwood.runtime.engines.openvino.blobs import Blobs, refused_operators
-from draftwood.runtime.engines.openvino.engine import Device
+from draftwood.runtime.engines.openvino.engine import OpenVinoDevice
 
 openvino = pytest.importorskip("openvino")
 
@@ -57,7 +57,7 @@ def test_nothing_with_run_time_sizes_is_run(bundle: Bundle) -> None:
 
 def test_operators_that_a_device_lacks_are_named(bundle: Bundle) -> None:
     """A stand-in for a device that takes everything but one type; what OpenVINO's own CPU takes is everything."""
-    device, graph = Device("openvino", 1), bundle.graph("decode-kv128")
+    device, graph = OpenVinoDevice("openvino", 1), bundle.graph("decode-kv128")
     model = device.core.read_model(bundle.folder / graph.file)
     assert refused_operators(device.core, model, "CPU") == []
     lacks = SimpleNamespace(
@@ -78,7 +78,7 @@ def test_a_graph_that_openvino_cannot_read(bundle: Bundle, tmp_path: Path) -> No
     def fails(*given: object) -> None:
         raise RuntimeError("Exception from src/core:\nnot\nreadable")
 
-    core = Device("openvino", 1).core
+    core = OpenVinoDevice("openvino", 1).core
     broken = SimpleNamespace(read_model=fails, get_versions=core.get_versions, get_property=core.get_property)
     said = refused(lambda: Blobs(bundle, broken, "CPU", {"other": "settings"}).compiled(graph), BundleError)
     assert "decode-kv128.onnx: OpenVINO does not compile it for CPU: Exception from src/core:" in said
