@@ -43,9 +43,9 @@ SHORTER = {
     "bench": "--prompts few.jsonl --max-new-tokens 8",
     "build": "--kv 128",
     "calibrate": "--prompts few.jsonl --max-new-tokens 16 --workers 1",
-    "make": "--prompts few.jsonl --kv 512 --precision exact --texts 1",
+    "make": "--prompts few.jsonl --kv 512 --precision exact --batch-size 1",
     "run": "--max-new-tokens 8",
-    "train": "--steps 2 --batch 2",
+    "train": "--steps 2 --batch-size 2",
     "distill": "--rows 8 --max-new-tokens 4",
 }
 
@@ -196,7 +196,7 @@ def world(
     """Makes the files that a document's command reads and no earlier command made; small, with the documents' names."""
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
     folders = {
-        "--teacher MODEL": three_layer_teacher,
+        r"(distill|train \w+|--teacher) MODEL": three_layer_teacher,
         "EAGLE3 --model MODEL": fixtures.TEACHER,
         "MODEL": tiny_teacher,
         "DRAFTER": three_heads,

@@ -163,7 +163,7 @@ def test_extras_can_be_asked_for(clone: Clone) -> None:
         ("check BUNDLE --engine qnn", "build,qnn"),
         ("run BUNDLE --engine=openvino-npu --prompt x", "openvino"),
         ("run BUNDLE --engine eager --prompt x", "build"),
-        ("build --model demo --target onnx,ge --out BUNDLE", "build,npu"),
+        ("build demo --target onnx,ge --out BUNDLE", "build,npu"),
     ],
 )
 def test_engines_and_targets_bring_what_they_need(clone: Clone, line: str, extras: str) -> None:
@@ -180,7 +180,7 @@ def npu_machine(tmp_path: Path) -> dict[str, str]:
     return {"ASCEND_HOME_PATH": str(tmp_path / "cann"), "PYTHONPATH": str(folder.parent)}
 
 
-@pytest.mark.parametrize("line", ["doctor --npu", "build --model demo --target ge", "run BUNDLE --engine npu"])
+@pytest.mark.parametrize("line", ["doctor --npu", "build demo --target ge", "run BUNDLE --engine npu"])
 def test_next_to_the_machines_torch_npu_nothing_is_pinned(clone: Clone, line: str) -> None:
     """Neither its torch is replaced nor its numpy, and GE still finds CANN's Python in PYTHONPATH."""
     (clone.module.VENV / "pyvenv.cfg").write_text("include-system-site-packages = true")

@@ -226,7 +226,7 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if size is None:
             raise TreeError(
                 f"latency table: no step of {texts} texts; it goes up to {max(self._steps)}; profile again with more"
-                " --texts"
+                " --batch-size"
             )
         return size
 

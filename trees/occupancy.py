@@ -43,7 +43,7 @@ class Occupancy:
         fits = len(shares) == text.count(",") + 1 and all(1 <= n <= most and s > 0 for n, s in shares.items())
         if not fits or not math.isfinite(total):
             raise TreeError(
-                f"--texts {text}: expected different numbers from 1 to {most}, as the latency table has them, with"
+                f"--occupancy {text}: expected different numbers from 1 to {most}, as the latency table has them, with"
                 " shares or without, such as 1,2,4 or 1=0.5,8=0.5"
             )
         return cls({n: share / total for n, share in sorted(shares.items())})

@@ -141,7 +141,7 @@ def _map(path: Path, folder: Path) -> np.memmap:
             return np.memmap(file, np.uint8, mode="c")
     except (OSError, ValueError):
         raise BundleError(
-            f"{path}: no weights; the bundle was built without them; run draftwood bind {folder.parent} --model DIR"
+            f"{path}: no weights; the bundle was built without them; run draftwood bind {folder.parent} MODEL"
         ) from None
 
 

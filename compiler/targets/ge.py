@@ -128,7 +128,7 @@ def _check_rows(shapes: Shapes, config: TeacherConfig) -> None:
         if most is not None and rows > most:
             raise RequestError(
                 f"tree {name}: {rows} rows a launch; expected at most {most} with --precision nbits, beyond which the"
-                " NPU's kernel rounds packed weights and gives other texts; choose smaller trees or fewer --texts"
+                " NPU's kernel rounds packed weights and gives other texts; choose smaller trees or fewer --batch-size"
             )
 
 

@@ -219,7 +219,7 @@ def compile_cache(folder: Path, manifest: Manifest, signature: GraphSignature, r
     structure and its options, but neither code nor weights."""
     npu, files = required_set(folder, manifest, "ge", rank), manifest.files
     if npu.weights not in files:
-        raise BundleError(f"{folder}: no weights are bound; run draftwood bind {folder} --model DIR")
+        raise BundleError(f"{folder}: no weights are bound; run draftwood bind {folder} MODEL")
     packages = {name: importlib.metadata.version(name) for name in ("torch", "torch_npu")}
     content = [files[signature.file].sha256, files[npu.weights].sha256, *map("=".join, packages.items())]
     return cache_home() / "draftwood" / "npu" / hashlib.sha256("\n".join(content).encode()).hexdigest()[:32]

@@ -168,6 +168,6 @@ def test_budget_specs() -> None:
 def test_the_command_line_refuses_in_one_line(
     tiny_teacher: Path, tiny_drafters: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--model", str(tiny_teacher), "--drafter", str(tiny_drafters["fasteagle"]), "--kv", "128"]
+    options = [str(tiny_teacher), "--drafter", str(tiny_drafters["fasteagle"]), "--kv", "128"]
     assert main(["build", *options, "--tree", "budget:4x2x2", "--out", str(tmp_path / "b")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -92,7 +92,7 @@ sys.exit(main(sys.argv[2:]))
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tiny_teacher: Path, tmp_path: Path) -> None:
     (tmp_path / "at").mkdir()
-    options = ["build", "--model", str(tiny_teacher), "--kv", "128", "--out", str(tmp_path / "at" / "bundle")]
+    options = ["build", str(tiny_teacher), "--kv", "128", "--out", str(tmp_path / "at" / "bundle")]
     done = subprocess.run([sys.executable, "-c", FULL, "100000", *options], capture_output=True, text=True, timeout=300)
     errors = [line for line in done.stderr.splitlines() if not line.startswith("building ")]
     assert done.returncode == 2 and len(errors) == 1 and "cannot be written ([Errno 27]" in errors[0]

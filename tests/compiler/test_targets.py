@@ -79,7 +79,7 @@ def test_what_a_target_cannot_do_is_refused(
 def test_a_build_for_a_cpu_loads_nothing_of_an_npu(
     tiny_teacher: Path, tiny_heads: Path, tmp_path: Path, python: Callable[..., str]
 ) -> None:
-    flags = ["--model", tiny_teacher, "--drafter", tiny_heads, "--tree", "chain:2", "--kv", "128", "--out", "bundle"]
+    flags = [tiny_teacher, "--drafter", tiny_heads, "--tree", "chain:2", "--kv", "128", "--out", "bundle"]
     arguments = ["build", *map(str, flags)]
     blocked = ("draftwood.compiler.ge", "draftwood.compiler.device")
     python(f"from draftwood.tools.cli import main; assert main({arguments!r}) == 0", blocked=blocked)

@@ -24,7 +24,7 @@ BUILDS = {
     "eagle3": "--tree chain:3,budget:6x3x3",
 }
 BUILD = (
-    "-m draftwood.tools.cli build --model {folder}/small --drafter {folder}/small/{drafter} {words} --kv 128"
+    "-m draftwood.tools.cli build {folder}/small --drafter {folder}/small/{drafter} {words} --kv 128"
     " --target ge --out {folder}/{number}-{drafter}"
 )
 RELEASES = "-c import importlib.metadata as m; print(m.version('torch').split('+')[0], m.version('torch_npu'))"

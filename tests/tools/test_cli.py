@@ -204,7 +204,7 @@ def test_building_without_torch(python: Callable[..., str]) -> None:
 import sys
 from draftwood.tools.cli import main
 sys.stderr = sys.stdout
-print(main(["build", "--model", "m", "--out", "o"]))
+print(main(["build", "m", "--out", "o"]))
 """
     expected = "build needs torch, which is not installed: pip install 'draftwood[build]'"
     assert python(code, blocked=["torch"]) == f"draftwood: error: {expected}\n2\n"

@@ -50,7 +50,7 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
 
 
 def test_build_adds_plain_decoding(tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = output(capsys, "build", "--model", tiny_teacher, "--kv", "128", "--out", tmp_path / "b")
+    report = output(capsys, "build", tiny_teacher, "--kv", "128", "--out", tmp_path / "b")
     assert report["gears"] == ["plain-kv128"]
     assert Bundle.open(tmp_path / "b").manifest.drafter is None
 
@@ -70,7 +70,7 @@ def test_build_adds_plain_decoding(tiny_teacher: Path, tmp_path: Path, capsys: p
 def test_build_refuses_in_one_line(
     tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
-    assert main(["build", "--model", str(tiny_teacher), "--out", str(tmp_path / "b"), *options]) == 2
+    assert main(["build", str(tiny_teacher), "--out", str(tmp_path / "b"), *options]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and message in lines[0]
     assert not list(tmp_path.iterdir())

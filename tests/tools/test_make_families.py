@@ -62,7 +62,7 @@ def test_what_transformers_writes_is_made(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, out = written(tmp_path / family, family), tmp_path / "bundle"
-    line = ["make", model, "--prompts", prompts_in(tmp_path), "--kv", 256, "--precision", "exact", "--texts", 1]
+    line = ["make", model, "--prompts", prompts_in(tmp_path), "--kv", 256, "--precision", "exact", "--batch-size", 1]
     line += ["--out", out, "--json"]
     assert main([*map(str, line)]) == 0, capsys.readouterr().err
     report = json.loads(capsys.readouterr().out)

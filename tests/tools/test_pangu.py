@@ -41,7 +41,7 @@ def test_an_openpangu_with_its_heads_is_lowered_and_accepts(tmp_path: Path, caps
     """Its heads are of the same function, so they are its heads: 1.5 tokens a step and more."""
     pangu.convert(fixtures.TEACHER, tmp_path / "pangu")
     heads = str(fixtures.MEDUSA)
-    built = ["build", "--model", str(tmp_path / "pangu"), "--drafter", heads, "--tree", "backbone:4:4", "--kv", "512"]
+    built = ["build", str(tmp_path / "pangu"), "--drafter", heads, "--tree", "backbone:4:4", "--kv", "512"]
     assert cli.main([*built, "--target", "onnx,ge", "--out", str(tmp_path / "bundle")]) == 0
     assert cli.main(["check", str(tmp_path / "bundle")]) == 0
     capsys.readouterr()

@@ -54,10 +54,10 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 # MODEL and OUT stand for the teacher and for what is to be made.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect", "MODEL"),
-    "build": ("build", "--model", "MODEL", "--out", "OUT"),
+    "build": ("build", "MODEL", "--out", "OUT"),
     "make": ("make", "MODEL", "--prompts", "PROMPTS", "--out", "OUT"),
-    "quantize": ("quantize", "--model", "MODEL", "--calibration", "PROMPTS", "--out", "OUT"),
-    "distill": ("distill", "--teacher", "MODEL", "--data", "PROMPTS", "--out", "OUT"),
+    "quantize": ("quantize", "MODEL", "--calibration", "PROMPTS", "--out", "OUT"),
+    "distill": ("distill", "MODEL", "--data", "PROMPTS", "--out", "OUT"),
 }
 
 

@@ -61,7 +61,7 @@ def test_all_runs_on_the_ai_core(model: str, tmp_path: Path, capsys: pytest.Capt
     if drafter == "eagle3":
         drafter = str(tmp_path / "drafter")
         save_eagle3(tmp_path / "drafter")
-    asked = ["--model", f"shape:{model}", "--drafter", drafter, "--tree", "full:3x2x1", "--kv", "1024"]
+    asked = [f"shape:{model}", "--drafter", drafter, "--tree", "full:3x2x1", "--kv", "1024"]
     bundle = str(tmp_path / "bundle")
     assert main(["build", *asked, "--target", "ge", "--weights", "none", "--out", bundle]) == 0
     capsys.readouterr()

@@ -189,8 +189,8 @@ def test_progress_is_said_before_a_shard_is_whole(tmp_path: Path, capsys) -> Non
 def test_a_gpu_that_is_not_there_is_named(teacher: Path, distilled: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    for words in (("distill", "--data", tmp_path / "rows.jsonl"), ("train", "medusa", "--data", distilled)):
-        asked = [*words, "--teacher", teacher, "--out", tmp_path / "out", "--device", "cuda"]
+    for words in (("distill", tmp_path / "rows.jsonl"), ("train", "medusa", distilled)):
+        asked = [*words[:-1], teacher, "--data", words[-1], "--out", tmp_path / "out", "--device", "cuda"]
         assert cli.main([str(word) for word in asked]) == 2
         assert "--device cuda" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert device_named("cpu") == device_named(None) == torch.device("cpu")
@@ -405,7 +405,6 @@ def test_the_command_writes_texts_that_training_reads(teacher: Path, tmp_path: P
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     words = [
         "distill",
-        "--teacher",
         teacher,
         "--out",
         tmp_path / "out",

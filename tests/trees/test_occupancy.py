@@ -129,5 +129,5 @@ def test_occupancies_are_read():
     assert Occupancy.parse("2,1", 4).shares == {1: 0.5, 2: 0.5}
     assert Occupancy.parse("1=3,4=1", 4).shares == {1: 0.75, 4: 0.25}
     for text in ("", "0", "5", "1,1", "1=0", "1=-1", "1=nan", "1=inf", "x", "1=", "2;3"):
-        with pytest.raises(TreeError, match=r"^--texts .*from 1 to 4"):
+        with pytest.raises(TreeError, match=r"^--occupancy .*from 1 to 4"):
             Occupancy.parse(text, 4)

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: the built-in prompts")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 decodes greedily (default)")
-    parser.add_argument("--texts", type=int, default=1, metavar="N", help="that share launches (default: 1)")
+    parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="that share launches (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_policy_argument(parser)
     add_opening_arguments(parser)
@@ -49,12 +49,12 @@ def main(args: argparse.Namespace) -> int:
     share_threads()
     engine = open_engine(bundle, opening_of(args))
     measured = engine, prompts, options, Policies(bundle, "plain"), policies_of(bundle, args)
-    report = bench(*measured) if args.texts == 1 else bench_batches(*measured, args.texts)
-    if args.texts > 1:
-        report |= bench_joining(engine, prompts, args.texts)
+    report = bench(*measured) if args.batch_size == 1 else bench_batches(*measured, args.batch_size)
+    if args.batch_size > 1:
+        report |= bench_joining(engine, prompts, args.batch_size)
     if args.json:
         print(json.dumps(report))
-    elif args.texts == 1:
+    elif args.batch_size == 1:
         _print(report)
     else:
         _print_batches(report)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
-    parser.add_argument("--model", required=True, metavar="DIR", help="the teacher's checkpoint")
+    parser.add_argument("model", metavar="MODEL", help="the teacher's checkpoint")
     parser.add_argument("--drafter", metavar="DIR", help="the drafter's, if the bundle has one")
 
 

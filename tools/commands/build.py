@@ -24,9 +24,7 @@ PRECISIONS = ("exact", "nbits", "nbits8", "nbits-head", "w8a8", "w8a8-head")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", required=True, metavar="DIR", help="teacher: a Hugging Face folder, a GGUF file, or demo"
-    )
+    parser.add_argument("model", metavar="MODEL", help="teacher: a Hugging Face folder, a GGUF file, or demo")
     parser.add_argument(
         "--drafter",
         metavar="DIR",
@@ -73,7 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks", type=int, default=1, metavar="N", help="split the NPU's graphs over so many devices (default 1)"
     )
     parser.add_argument(
-        "--texts", type=int, default=1, metavar="N", help="also graphs of 2, 4, ... up to N texts a launch (default 1)"
+        "--batch-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="also graphs of 2, 4, ... up to N texts a launch (default 1)",
     )
     parser.add_argument(
         "--corpus", type=Path, metavar="FILE.txt", help="trees that are looked up find tokens in this text, too"
@@ -146,7 +148,7 @@ def main(args: argparse.Namespace) -> int:
         bitwise=args.bitwise,
         whole=args.one_launch,
         ranks=args.ranks,
-        texts=args.texts,
+        texts=args.batch_size,
         corpus=args.corpus,
     )
     watch = Stopwatch(f"building with {_room(request, args.out)}" if "onnx" in request.targets else "")

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="engines of a bundle; with M as many up to it as texts need (default: 1)",
     )
     parser.add_argument(
-        "--texts",
+        "--batch-size",
         type=serve.number(1, 256),
         default=8,
         metavar="N",
@@ -69,7 +69,7 @@ def _deployed(args: argparse.Namespace, bundle: Path) -> Deployed:
         manifest=manifest_digest(bundle),
         replicas=least,
         most_replicas=most,
-        texts=args.texts,
+        texts=args.batch_size,
         opening=opening_of(args, threads=args.threads or max(1, default_threads() // (least * len(args.bundles)))),
     )
 

@@ -10,7 +10,7 @@ from draftwood.tools.commands.arguments import add_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--teacher", type=Path, required=True, metavar="DIR", help="model folder of the teacher")
+    parser.add_argument("teacher", type=Path, metavar="MODEL", help="the teacher's folder")
     parser.add_argument(
         "--data", nargs="+", default=[], metavar="PATH[:TIMES]",
         help="where the prompts come from: .jsonl or .jsonl.gz files of rows with an id and a text or a list of"
@@ -46,5 +46,5 @@ def main(args: argparse.Namespace) -> int:
             args.teacher, rows, args.out, rows=args.rows, own=own_prompts, new_tokens=args.max_new_tokens, team=team,
             device=device,
         )  # fmt: skip
-    print(f"{args.out}: written; next: draftwood train KIND --teacher {args.teacher} --data {args.out} --out DRAFTER")
+    print(f"{args.out}: written; next: draftwood train KIND {args.teacher} --data {args.out} --out DRAFTER")
     return 0

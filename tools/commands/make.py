@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " that of the exact numbers (default with --device: exact)",
     )
     parser.add_argument(
-        "--texts", type=int, metavar="N", help=f"graphs of up to N sequences (default: {TEXTS}; with --device: 1)"
+        "--batch-size", type=int, metavar="N", help=f"graphs of up to N sequences (default: {TEXTS}; with --device: 1)"
     )
     parser.add_argument("--int8-drafter", action="store_true", help="as for build; best tries it by itself")
     parser.add_argument("--device", metavar="NAME", help="plan and lower for it, such as ascend-910b3")
@@ -119,7 +119,7 @@ def _given(args: argparse.Namespace, **options: object) -> MadeFrom:
 
 def _asked(args: argparse.Namespace) -> MadeFrom:
     """The files that all stages read, and the options."""
-    names = ("model", "drafter", "kv", "precision", "texts", "int8_drafter", "device")
+    names = ("model", "drafter", "kv", "precision", "batch_size", "int8_drafter", "device")
     return _given(args, **{f"--{name.replace('_', '-')}": getattr(args, name) for name in names})
 
 
@@ -127,8 +127,8 @@ def _complete(args: argparse.Namespace) -> None:
     """Defaults that depend on each other; paths as they are from everywhere, so that stages are known by them."""
     if args.precision is None:
         args.precision = "exact" if args.device or args.int8_drafter else BEST
-    if args.texts is None:
-        args.texts = 1 if args.device else TEXTS
+    if args.batch_size is None:
+        args.batch_size = 1 if args.device else TEXTS
     args.out = args.out.resolve()
     args.prompts = args.prompts and args.prompts.resolve()
     args.model, args.drafter = (name and _absolute(name) for name in (args.model, args.drafter))
@@ -154,8 +154,8 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
         )
     if args.int8_drafter and args.device:
         raise RequestError("--int8-drafter: its steps are not modelled for a --device; leave one of the two out")
-    if args.texts < 1:
-        raise RequestError(f"--texts {args.texts}: expected 1 or more")
+    if args.batch_size < 1:
+        raise RequestError(f"--batch-size {args.batch_size}: expected 1 or more")
     prompts = read_prompts(args.prompts, MOST)
     if (count := len({prompt.conversation for prompt in prompts})) < JUDGES:
         raise RequestError(f"--prompts: {count} conversations; expected at least {JUDGES}; one of them judges")

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--classes", default=1, **number, help="confidence classes with trees of their own (default: 1)"
     )
     parser.add_argument(
-        "--texts",
+        "--occupancy",
         metavar="N[=SHARE],...",
         help="how often how many texts are there (default: every number up to the table's equally often)",
     )
@@ -50,9 +50,9 @@ def main(args: argparse.Namespace) -> int:
 
     limits = Limits(args.max_nodes, gears=args.max_gears)
     table = read_latency(args.latency) if args.latency else None
-    if args.texts and table is None:
-        raise RequestError("--texts: says how often launches are shared; it goes with --latency")
-    occupancy = Occupancy.parse(args.texts, max(table.texts)) if args.texts and table else None
+    if args.occupancy and table is None:
+        raise RequestError("--occupancy: says how often launches are shared; it goes with --latency")
+    occupancy = Occupancy.parse(args.occupancy, max(table.texts)) if args.occupancy and table else None
     stats, sampled = read_statistics(args.stats)
     plan = draftwood.plan(stats, limits, table, args.classes, sampled, occupancy)
     write_out(args.out, format_plan(plan).encode())

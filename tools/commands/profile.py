@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv", metavar="C[,C...]", help="KV lengths in slots (default: the bundle's; of a model, 1024 to 8192)"
     )
-    parser.add_argument("--texts", metavar="B[,B...]", help="texts that share a launch (default: 1)")
+    parser.add_argument("--batch-size", metavar="B[,B...]", help="texts that share a launch (default: 1)")
     parser.add_argument("--out", required=True, type=Path, metavar="LATENCY", help="file to write the table to")
 
 
@@ -87,7 +87,7 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
         teacher={"name": folder.resolve().name, "config_digest": _digest(config)},
         prefill=PREFILL_ROWS,
         ranks=_ranks(args.ranks, config),
-        texts=parse_texts(args.texts) if args.texts else (1,),
+        texts=parse_texts(args.batch_size) if args.batch_size else (1,),
     )
 
 
@@ -129,9 +129,9 @@ def parse_rows(text: str) -> tuple[int, ...]:
 
 def parse_texts(text: str) -> tuple[int, ...]:
     """Numbers of texts, ascending, from ``1,2,4``; 1 is always among them."""
-    texts = parse_sizes("--texts", text)
+    texts = parse_sizes("--batch-size", text)
     if not 1 <= texts[0] <= texts[-1] <= MOST_TEXTS:
-        raise RequestError(f"--texts {text}: expected numbers from 1 to {MOST_TEXTS}")
+        raise RequestError(f"--batch-size {text}: expected numbers from 1 to {MOST_TEXTS}")
     return tuple(sorted({1, *texts}))
 
 
@@ -170,7 +170,7 @@ def _measured_teacher(args: argparse.Namespace) -> LatencyTable:
 
     if args.drafter or args.ranks != 1:
         raise RequestError("--drafter and --ranks: they go with --device; without, name a BUNDLE with its drafter")
-    model, texts = resolve(args.model), parse_texts(args.texts) if args.texts else (1,)
+    model, texts = resolve(args.model), parse_texts(args.batch_size) if args.batch_size else (1,)
     with tempfile.TemporaryDirectory(dir=args.out.absolute().parent, prefix="profiled-") as folder:
         check_room(Checkpoint.open(model), args.precision, Path(folder))
         request = draftwood.BuildRequest(
@@ -205,9 +205,9 @@ def _times(opened: Bundle, args: argparse.Namespace, rounds: int | None = None) 
     rows = parse_rows(args.rows) if args.rows else ()
     bundle = _widened(opened, max(rows, default=1))
     share_threads()
-    engine, texts = CpuEngine(bundle), parse_texts(args.texts) if args.texts else (1,)
+    engine, texts = CpuEngine(bundle), parse_texts(args.batch_size) if args.batch_size else (1,)
     if texts[-1] > engine.max_batch:
-        raise RequestError(f"--texts {args.texts}: {opened.folder} has graphs for at most {engine.max_batch}")
+        raise RequestError(f"--batch-size {args.batch_size}: {opened.folder} has graphs for at most {engine.max_batch}")
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted({gear.slots for gear in bundle.manifest.gears}))
     return measure(engine, rows, slots, rounds=rounds, threads=default_threads(), texts=texts)
 

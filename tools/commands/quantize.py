@@ -28,7 +28,7 @@ _LONGEST = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="DIR", help="teacher: a Hugging Face folder, or demo")
+    parser.add_argument("model", metavar="MODEL", help="teacher: a Hugging Face folder, or demo")
     parser.add_argument(
         "--calibration",
         required=True,
@@ -99,7 +99,7 @@ def _compare(original: Checkpoint, texts: list[Tensor], as_json: bool) -> int:
         name: in_precision(original, name) for name in precisions(original) if name != "exact"
     }
     if not others:
-        raise RequestError(f"--model {original.path}: has no layer that is rounded or kept packed; nothing to compare")
+        raise RequestError(f"{original.path}: has no layer that is rounded or kept packed; nothing to compare")
     measured = differences(original, others, _joined(texts, min(_LONGEST, original.config.max_positions)), _say)
     if as_json:
         print(json.dumps({name: figures.figures() for name, figures in measured.items()}))

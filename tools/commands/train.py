@@ -14,14 +14,14 @@ from draftwood.tools.commands.arguments import add_device
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=names(), metavar="KIND", help=f"one of {', '.join(names())}")
-    parser.add_argument("--teacher", type=Path, required=True, metavar="DIR", help="model folder of the teacher")
+    parser.add_argument("teacher", type=Path, metavar="MODEL", help="the teacher's folder")
     parser.add_argument(
         "--data", type=Path, required=True, metavar="DIR", help="texts of the teacher, written by draftwood distill"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for drafter, log and checkpoint")
     parser.add_argument("--steps", type=int, default=1500, help="optimiser steps (default %(default)s)")
     parser.add_argument("--minutes", type=float, metavar="M", help="train for so long instead of --steps")
-    parser.add_argument("--batch", type=int, default=16, help="texts a step (default %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=16, help="texts a step (default %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="(default %(default)s)")
     parser.add_argument("--start", type=Path, metavar="DIR", help="a trained drafter of the kind to go on from")
     add_device(parser)
@@ -59,8 +59,8 @@ def main(args: argparse.Namespace) -> int:
         raise RequestError(f"--data {args.data}: no such folder; write texts with draftwood distill")
     with Team.join(device) as team:
         final = train(
-            args.kind, args.teacher, args.data, args.out, steps=args.steps, minutes=args.minutes,
-            batch=args.batch, learning_rate=args.learning_rate, start=args.start, team=team, device=device, **options,
+            args.kind, args.teacher, args.data, args.out, steps=args.steps, minutes=args.minutes, batch=args.batch_size,
+            learning_rate=args.learning_rate, start=args.start, team=team, device=device, **options,
         )  # fmt: skip
         if team.rank == 0:
             print(_text(args.out, final))

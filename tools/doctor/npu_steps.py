@@ -61,7 +61,7 @@ def _built(folder: Path, name: str) -> Iterator[TrialCommand]:
         making = (sys.executable, "-m", "draftwood.tools.doctor.npu_models", model, str(teacher))
         yield TrialCommand(f"make {model}", making, 300)
     words = f"--tree {tree} --kv 1024 --target ge {more} --out {folder / name}"
-    command = (*_DRAFTWOOD, "build", "--model", str(teacher), "--drafter", str(teacher / drafter), *words.split())
+    command = (*_DRAFTWOOD, "build", str(teacher), "--drafter", str(teacher / drafter), *words.split())
     yield TrialCommand(f"build {name}", command, 900, needs=teacher)
 
 
@@ -97,7 +97,7 @@ def _profiled(folder: Path) -> Iterator[TrialCommand]:
 
 def _demo(folder: Path, npus: int) -> Iterator[TrialCommand]:
     """SmolLM2, which is downloaded, and the same over several devices."""
-    words = "build --model demo --tree lookup:chain:3 --kv 1024 --target ge --out"
+    words = "build demo --tree lookup:chain:3 --kv 1024 --target ge --out"
     build = (*_DRAFTWOOD, *words.split())
     yield TrialCommand("build demo", (*build, str(folder / "demo")), 900)
     yield _bench(folder, "demo", "npu")

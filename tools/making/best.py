@@ -150,7 +150,7 @@ def _measured(
         folder = work / f"timed-{name}"
         folder.mkdir(exist_ok=True)
         out = folder / "latency.json"
-        shape = ("--kv", slots, "--rows", ",".join(sorted(rows)), "--texts", ",".join(sorted(texts)))
+        shape = ("--kv", slots, "--rows", ",".join(sorted(rows)), "--batch-size", ",".join(sorted(texts)))
         words = ("profile", "--model", args.model, "--precision", name, *shape, "--out", str(out))
         ms: tuple[float, ...] = ()
         try:
@@ -170,7 +170,7 @@ def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str
     from draftwood.tools.calibration_texts import BUILT_IN
 
     out = work / "rounding.json"
-    words = ("quantize", "--model", args.model, "--calibration", str(args.prompts or BUILT_IN), "--json")
+    words = ("quantize", args.model, "--calibration", str(args.prompts or BUILT_IN), "--json")
     run([Stage("rounding", words, out, "holds every precision to the exact numbers")], work, given)
     differences: dict[str, dict[str, Any]] = json.loads(out.read_text())
     return differences
@@ -212,8 +212,8 @@ def _words(args: argparse.Namespace, form: TeacherForm, out: Path) -> tuple[str,
         *prompts,
         "--kv",
         args.kv,
-        "--texts",
-        str(args.texts),
+        "--batch-size",
+        str(args.batch_size),
         *form.words,
         "--out",
         str(out),

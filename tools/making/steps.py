@@ -75,12 +75,12 @@ def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
         yield Stage(f"counts, {out.stem}", counts, out, "counts what the teacher takes of the drafts")
     words: tuple[str, ...]
     if args.device:
-        modelled = (*_source(args), *_precision(args), "--kv", args.kv)
+        modelled = ("--model", *_source(args), *_precision(args), "--kv", args.kv)
         words = ("profile", "--device", args.device, *modelled, "--out", str(latency))
         yield Stage("times", words, latency, f"models steps on {args.device}")
     else:
-        shared = ",".join(str(1 << power) for power in range(args.texts.bit_length()))
-        words = ("profile", str(first), "--rows", ROWS, "--texts", shared, "--out", str(latency))
+        shared = ",".join(str(1 << power) for power in range(args.batch_size.bit_length()))
+        words = ("profile", str(first), "--rows", ROWS, "--batch-size", shared, "--out", str(latency))
         yield Stage("times", words, latency, "times steps of so many rows here")
     files = ("--stats", *map(str, stats), "--latency", str(latency))
     nodes = str(min(NODES, _most_rows(args) - 1))
@@ -95,11 +95,11 @@ def _build(args: argparse.Namespace, name: str, out: Path, why: str, *more: str)
 
 
 def _texts(args: argparse.Namespace) -> tuple[str, ...]:
-    return () if args.texts == 1 else ("--texts", str(args.texts))
+    return () if args.batch_size == 1 else ("--batch-size", str(args.batch_size))
 
 
 def _source(args: argparse.Namespace) -> tuple[str, ...]:
-    return ("--model", args.model, *(("--drafter", args.drafter) if args.drafter else ()))
+    return (args.model, *(("--drafter", args.drafter) if args.drafter else ()))
 
 
 def _precision(args: argparse.Namespace) -> tuple[str, ...]:

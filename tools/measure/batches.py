@@ -95,9 +95,9 @@ def bench_batches(
         RequestError: the engine takes fewer texts, or there are not enough prompts for a round.
     """
     if texts > engine.max_batch:
-        raise RequestError(f"--texts {texts}: {engine.bundle.folder} has graphs for at most {engine.max_batch}")
+        raise RequestError(f"--batch-size {texts}: {engine.bundle.folder} has graphs for at most {engine.max_batch}")
     if len(prompts) < texts * TURNS_A_PLACE:
-        raise RequestError(f"--texts {texts}: needs {texts * TURNS_A_PLACE} prompts or more, got {len(prompts)}")
+        raise RequestError(f"--batch-size {texts}: needs {texts * TURNS_A_PLACE} prompts or more, got {len(prompts)}")
     engine.open_all()
     ways = {PLAIN: Way(engine, plain), FAST: Way(engine, speculative)}
     rounds: list[tuple[list[PlainTurn], dict[str, Pass]]] = []

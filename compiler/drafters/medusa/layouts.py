@@ -78,7 +78,7 @@ def check_base(path: Path, teacher: Checkpoint) -> None:
         if ours.shape != theirs.shape or not torch.equal(ours.float(), theirs.float()):
             raise CheckpointError(
                 f"{stored.where}: {name} is not that of {teacher.path}; expected the model in the heads' folder as the"
-                " teacher; give this folder as --model too"
+                " teacher; give this folder as MODEL too"
             )
 
 

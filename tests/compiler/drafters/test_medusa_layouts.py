@@ -105,7 +105,7 @@ def test_heads_within_a_whole_teacher(teacher: Checkpoint, whole: tuple[Path, Pa
 def test_heads_of_another_teacher_are_refused(whole: tuple[Path, Path], teacher: Checkpoint) -> None:
     file = whole[1] / "model.safetensors"
     save_file(load_file(file) | {"model.norm.weight": torch.full((H,), 3.0)}, file)
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is not that of .*; give this folder as --model"):
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is not that of .*; give this folder as MODEL"):
         MEDUSA.model.open(whole[1], teacher)
 
 

@@ -1,4 +1,4 @@
-"""``bench --texts``: equal texts, and figures for every number of texts that was there."""
+"""``bench --batch-size``: equal texts, and figures for every number of texts that was there."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def test_what_was_chosen_is_told_for_every_number_of_texts(
 
 def test_a_round_needs_prompts_and_graphs(engine: CpuEngine) -> None:
     ways = Policies(engine.bundle, "plain"), Policies(engine.bundle)
-    with pytest.raises(RequestError, match=r"--texts 3: needs 6 prompts or more, got 5"):
+    with pytest.raises(RequestError, match=r"--batch-size 3: needs 6 prompts or more, got 5"):
         bench_batches(engine, PROMPTS[:5], Options(), *ways, TEXTS)
-    with pytest.raises(RequestError, match=r"--texts 8: .* has graphs for at most 4"):
+    with pytest.raises(RequestError, match=r"--batch-size 8: .* has graphs for at most 4"):
         bench_batches(engine, PROMPTS, Options(), *ways, 8)

@@ -96,7 +96,7 @@ def test_texts_that_share_a_launch_are_timed_together(
 
     monkeypatch.setattr(CpuEngine, "verify", seen)
     out = tmp_path / "profile.json"
-    assert run(tiny_bundle, "--texts", "2,3", "--out", out) == 0
+    assert run(tiny_bundle, "--batch-size", "2,3", "--out", out) == 0
     table = LatencyTable.from_json(out.read_text(), str(out))
     assert table.texts == (1, 2, 3) and set(sizes) == {1, 2, 3}
     for texts in table.texts:
@@ -232,7 +232,7 @@ def test_a_folder_of_a_cascade_is_read(tiny_teacher: Path, tiny_drafters: dict[s
         ([], "expected a BUNDLE or --model to measure, or --device NAME to model"),
         (["BUNDLE", "--device", "ascend-910b3"], "expected a BUNDLE or --model to measure"),
         (["BUNDLE", "--model", "demo"], "expected a BUNDLE or --model to measure"),
-        (["BUNDLE", "--texts", "8"], "has graphs for at most 4"),
+        (["BUNDLE", "--batch-size", "8"], "has graphs for at most 4"),
         (["BUNDLE", "--kv", "x"], "--kv x"),
         (["BUNDLE", "--rows", "0"], "--rows 0"),
         (["BUNDLE", "--rows", "80"], "--kv 128: too short to time steps of 80 rows"),
@@ -293,7 +293,7 @@ def test_a_teacher_is_timed_in_a_bundle_that_is_removed(
 ) -> None:
     out = tmp_path / "profile.json"
     line = ["profile", "--model", str(tiny_teacher), "--precision", "nbits", "--kv", "256", "--rows", "1,4"]
-    status, said = main([*line, "--texts", "1,2", "--out", str(out)]), capsys.readouterr().err
+    status, said = main([*line, "--batch-size", "1,2", "--out", str(out)]), capsys.readouterr().err
     assert status == 0 and "building step\n" in said and "prefill" not in said, said
     table = LatencyTable.from_json(out.read_text(), str(out))
     assert table.texts == (1, 2) and all(table.step_s(rows, 256, texts) > 0 for rows in (1, 4) for texts in (1, 2))

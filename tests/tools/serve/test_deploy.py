@@ -38,7 +38,7 @@ def test_the_printed_application_is_importable_and_as_asked(
 ) -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    asked = ("--replicas", "2:5", "--texts", 3, "--threads", 4, "--engine", "npu")
+    asked = ("--replicas", "2:5", "--batch-size", 3, "--threads", 4, "--engine", "npu")
     config = printed(capsys, tiny_bundle, *asked)
     (one,) = ServeDeploySchema.model_validate(config).applications
     assert one.route_prefix is None
@@ -49,7 +49,7 @@ def test_the_printed_application_is_importable_and_as_asked(
     scaling = deployment._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 3)
     assert printed(capsys, tiny_bundle, *asked) == config
-    assert printed(capsys, tiny_bundle, *asked, "--texts", 4)["applications"][0]["name"] != one.name
+    assert printed(capsys, tiny_bundle, *asked, "--batch-size", 4)["applications"][0]["name"] != one.name
 
 
 def test_a_fixed_number_of_replicas_on_processors(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +171,7 @@ def ticks(process: int) -> int:
 
 @pytest.fixture(scope="module")
 def cluster(started: Callable[..., Any], tiny_bundle: Path) -> Cluster:
-    arguments = ("--replicas", 2, "--texts", 2, "--limit", "waiting=3", "--threads", 1)
+    arguments = ("--replicas", 2, "--batch-size", 2, "--limit", "waiting=3", "--threads", 1)
     return Cluster(started(f"tiny={tiny_bundle}", *arguments, command="deploy"))
 
 

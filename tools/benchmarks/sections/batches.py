@@ -32,7 +32,7 @@ def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
 
 
 def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
-    """`bench --texts`, its report."""
+    """`bench --batch-size`, its report."""
     opened, texts = lab.opened(task.at["bundle"]), task.at["texts"]
     prompts = [prompt for conversation in lab.conversations(None) for prompt in conversation]
     prompts = prompts[: max(ask.limit or 0, TURNS_A_PLACE * texts)]  # a round at least
