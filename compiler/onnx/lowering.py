@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
-import torch
 from torch.export import ExportedProgram
 
+from draftwood.compiler.onnx.exporter import export
 from draftwood.compiler.onnx.stamping import ShortStep, stamp
 from draftwood.compiler.onnx.texts import for_texts
 from draftwood.compiler.onnx.tidying import finish, tidy
 from draftwood.compiler.onnx.weights import WeightSpan
 from draftwood.compiler.steps.step import Step
-from draftwood.kernels import onnx_forms
-from draftwood.kernels.contract import op
 from draftwood.manifest import StepSignature
 
-OPSET = 18  # the newest that Ascend's ATC documents
 _PACKAGE = Path(__file__).parents[2]
-
-
-def _floor_divide(self, other):  # type: ignore[no-untyped-def]
-    # Of whole numbers that are never negative; the exporter's form looks at signs, with an Equal that an HTP lacks.
-    return op.Div(self, op.CastLike(other, self))
-
-
-def _index_select(self, dim: int, index):  # type: ignore[no-untyped-def]
-    # An HTP gives no int64 from a Gather as an output of the graph, but from a GatherElements it does.
-    return op.GatherElements(self, index, axis=dim) if len(self.shape) == 1 else op.Gather(self, index, axis=dim)
-
-
-# Replacements for forms of the exporter that some provider of the static graphs refuses.
-_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.ops.aten.floor_divide.default: _floor_divide,
-    torch.ops.aten.index_select.default: _index_select,
-}
 
 
 def lower_to_onnx(
@@ -104,27 +81,11 @@ def _own_int8(graph: ir.Graph) -> None:
 
 
 def _translate(step: Step, program: ExportedProgram) -> ir.Model:
-    logger = logging.getLogger("torch.onnx")
-    level, cpu = logger.level, bool(step.dynamic)  # a graph with run-time sizes is the CPU's alone
-    logger.setLevel(logging.ERROR)  # it warns about torchvision on every call
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            exported = torch.onnx.export(
-                program,
-                dynamo=True,
-                opset_version=OPSET,
-                custom_translation_table={**_FORMS, **onnx_forms(cpu)},
-                verbose=False,
-                optimize=False,
-                input_names=[t.name for t in step.signature.inputs],
-                output_names=[t.name for t in step.signature.outputs],
-            )
-    finally:
-        logger.setLevel(level)
-    assert exported is not None
-    tidy(exported.model)
-    return exported.model
+    names = [[spec.name for spec in specs] for specs in (step.signature.inputs, step.signature.outputs)]
+    # A graph with run-time sizes is the CPU's alone.
+    model = export(program, *names, cpu=bool(step.dynamic))
+    tidy(model)
+    return model
 
 
 def _anonymise(model: ir.Model, keep_shapes: bool) -> None:
