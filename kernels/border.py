@@ -1,4 +1,4 @@
-"""Marks in a trace between one decoder block and the next: ``draftwood.compiler.onnx.stamping`` cuts there."""
+"""Marks in a trace between one decoder block and the next, where it may be cut (`draftwood.compiler.steps.short`)."""
 
 from __future__ import annotations
 

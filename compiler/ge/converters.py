@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+# Of a mark in a trace that is cut: the block that begins there, and which of its inputs it marks.
+BORDER_NUMBER, BORDER_SIDE = "_border_number", "_border_side"
 # GE's numbers of element types.
 _FLOAT, _FLOAT16, _INT64, _UINT64, _BF16 = 0, 1, 9, 10, 27
 
@@ -95,14 +97,19 @@ def register_converters(torchair: ModuleType, ge: Any, promote: Any) -> None:
         # Of ConcatV2, torchair's form, a kernel takes float32 alone, until GE has made the axis an attribute.
         return ge.ConcatV2D(tensors, concat_dim=dim, N=len(tensors))
 
+    def border(x: Any, number: int, side: int, meta_outputs: Any = None) -> Any:
+        out = ge.Identity(x)
+        out.node.attr[BORDER_NUMBER].i, out.node.attr[BORDER_SIDE].i = number, side
+        return out
+
     # torchair has a converter of amax, which only says that there is none.
     for name, theirs in {"amax": amax, "topk": topk, "cat": cat}.items():
         torchair.register_fx_node_ge_converter(getattr(torch.ops.aten, name).default)(theirs)
     torchair.register_fx_node_ge_converter(torch.ops.aten.mul.Tensor)(mul)
     products = (linear, batched_linear, grouped_linear, quantised_linear, rounded_linear)
-    for converter in (rotary_pair, *products, join_rows, best, picked, multiply_add, add_scaled):
+    for converter in (rotary_pair, *products, join_rows, best, picked, multiply_add, add_scaled, border):
         operator = getattr(torch.ops.draftwood, converter.__name__).default
         torchair.register_fx_node_ge_converter(operator)(converter)
 
 
-__all__ = ["register_converters"]
+__all__ = ["BORDER_NUMBER", "BORDER_SIDE", "register_converters"]

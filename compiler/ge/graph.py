@@ -229,6 +229,13 @@ def tensor_of(definition: Any) -> Tensor:
     return torch.frombuffer(bytearray(definition.data), dtype=declared.dtype).reshape(shape)
 
 
+def list_ports(op: Any) -> None:
+    """Notes an operator's inputs and outputs by name and number, as torchair does."""
+    for side, ports in (("input", op.input_desc), ("output", op.output_desc)):
+        op.attr[f"_{side}_name_key"].list.s[:] = [port.name.encode() for port in ports]
+        op.attr[f"_{side}_name_value"].list.i[:] = range(len(ports))
+
+
 def _line(node: Node) -> str:
     inputs = ", ".join("-" if e is None else e.node if e.output == 0 else f"{e.node}:{e.output}" for e in node.inputs)
     public = {k: v for k, v in node.attributes.items() if not k.startswith("_")}

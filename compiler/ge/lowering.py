@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, node_of, tensor_of
+from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, list_ports, node_of, tensor_of
 from draftwood.compiler.ge.operators import OPERATORS, BoundNode
 from draftwood.compiler.ge.proofs import WRITES
+from draftwood.compiler.ge.stamping import Converted, stamp
 from draftwood.compiler.ge.tables import MOST_FOLDED
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import Constant, WeightIndex
+from draftwood.compiler.steps.short import ShortStep
 from draftwood.compiler.steps.step import Step
 from draftwood.errors import LoweringError
 from draftwood.manifest import StepSignature
@@ -37,27 +39,26 @@ _PROTO_TYPES = {
 _GE_NUMBERS = {dtype: number for number, dtype in GE_TYPES.items()}
 
 
-def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> bytes:
+def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex, short: ShortStep | None = None) -> bytes:
     """The bytes of the step's ``.air`` file: a ``ge.proto.ModelDef`` with one graph.
 
     Inputs are named and numbered as the signature lists them. Aliased outputs become writes into RefData inputs and
-    leave the outputs. Parameters become FileConstants that point to where ``weights`` says.
+    leave the outputs. Parameters become FileConstants that point to where ``weights`` says. ``program`` is the
+    trace of ``step``, or of ``short``.
 
     Raises:
+        Unlike: a graph of all blocks cannot be made of that of ``short``.
         LoweringError: an operator that torchair has no converter for, or an input that the graph does not use.
     """
     signature = step.signature
-    numbers = {spec.name: i for i, spec in enumerate(signature.outputs)}
-    placeholders = dict(zip((s.name for s in signature.inputs), program.graph_signature.user_inputs, strict=True))
-    written = {str(placeholders[cache]): numbers[output] for output, cache in signature.aliases.items()}
-    graph = convert(program, written, signature.name)
-    inputs, constants, embedded = _placeholders(step, program)
+    graph, inputs, parameters = _converted(short.step if short else step, program)
+    if short is not None:
+        graph, inputs, parameters = stamp(graph, short, step, inputs, parameters)
+    constants = {placeholder: str(step.weight_name(name)) for placeholder, name in parameters.items()}
     for op in graph.op:
         if op.type == "Data" and op.name in constants:
             name = constants[op.name]
             _as_file_constant(op, weights.constants[name], weights.constants[name].dtype or weights.dtype)
-        elif op.type == "Data" and op.name in embedded:
-            _as_const(op, embedded[op.name])
     fold_constants(graph)
     drop_dead(graph)
     _rename(graph, _names(graph, inputs | constants))
@@ -70,20 +71,34 @@ def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> b
     return model.SerializeToString(deterministic=True)
 
 
+def _converted(step: Step, program: ExportedProgram) -> Converted:
+    """torchair's graph, with the constants of the trace in it."""
+    signature = step.signature
+    numbers = {spec.name: i for i, spec in enumerate(signature.outputs)}
+    placeholders = dict(zip((s.name for s in signature.inputs), program.graph_signature.user_inputs, strict=True))
+    written = {str(placeholders[cache]): numbers[output] for output, cache in signature.aliases.items()}
+    graph = convert(program, written, signature.name)
+    inputs, parameters, embedded = _placeholders(step, program)
+    for op in graph.op:
+        if op.type == "Data" and op.name in embedded:
+            _as_const(op, embedded[op.name])
+    return Converted(graph, inputs, parameters)
+
+
 def _placeholders(step: Step, program: ExportedProgram) -> tuple[dict[str, str], dict[str, str], dict[str, Tensor]]:
-    """Placeholder names of (the signature's inputs, the bundle's weights, constants of the trace)."""
+    """Placeholders of (the signature's inputs, the module's parameters, constants of the trace)."""
     inputs: dict[str, str] = {}
-    weights: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     embedded: dict[str, Tensor] = {}
     names = iter(spec.name for spec in step.signature.inputs)
     for spec in program.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT:
             inputs[spec.arg.name] = next(names)
-        elif (weight := step.weight_name(str(spec.target))) is not None:
-            weights[spec.arg.name] = weight
+        elif step.weight_name(str(spec.target)) is not None:
+            parameters[spec.arg.name] = str(spec.target)
         else:
             embedded[spec.arg.name] = program.constants[str(spec.target)]
-    return inputs, weights, embedded
+    return inputs, parameters, embedded
 
 
 def _as_file_constant(op: Any, constant: Constant, dtype: str) -> None:
@@ -102,7 +117,7 @@ def _as_file_constant(op: Any, constant: Constant, dtype: str) -> None:
     desc = op.output_desc.add()
     desc.name, desc.dtype, desc.layout = "y", kind, "ND"
     desc.shape.dim.extend(constant.shape)
-    _list_ports(op)
+    list_ports(op)
 
 
 def _as_const(op: Any, value: Tensor) -> None:
@@ -116,7 +131,7 @@ def _as_const(op: Any, value: Tensor) -> None:
     desc = op.output_desc.add()
     desc.name, desc.dtype, desc.layout = "y", kind, "ND"
     desc.shape.dim.extend(value.shape)
-    _list_ports(op)
+    list_ports(op)
 
 
 def _describe_operands(graph: Any) -> None:
@@ -130,12 +145,6 @@ def _describe_operands(graph: Any) -> None:
         ):
             if name in types and output == "0":
                 desc.dtype = types[name]
-
-
-def _list_ports(op: Any) -> None:
-    for side, ports in (("input", op.input_desc), ("output", op.output_desc)):
-        op.attr[f"_{side}_name_key"].list.s[:] = [port.name.encode() for port in ports]
-        op.attr[f"_{side}_name_value"].list.i[:] = range(len(ports))
 
 
 def fold_constants(graph: Any) -> None:

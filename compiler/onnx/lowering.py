@@ -12,10 +12,11 @@ import onnx_ir as ir
 from torch.export import ExportedProgram
 
 from draftwood.compiler.onnx.exporter import export
-from draftwood.compiler.onnx.stamping import ShortStep, stamp
+from draftwood.compiler.onnx.stamping import stamp
 from draftwood.compiler.onnx.texts import for_texts
 from draftwood.compiler.onnx.tidying import finish, tidy
 from draftwood.compiler.onnx.weights import WeightSpan
+from draftwood.compiler.steps.short import ShortStep
 from draftwood.compiler.steps.step import Step
 from draftwood.manifest import StepSignature
 
@@ -81,9 +82,8 @@ def _own_int8(graph: ir.Graph) -> None:
 
 
 def _translate(step: Step, program: ExportedProgram) -> ir.Model:
-    names = [[spec.name for spec in specs] for specs in (step.signature.inputs, step.signature.outputs)]
-    # A graph with run-time sizes is the CPU's alone.
-    model = export(program, *names, cpu=bool(step.dynamic))
+    inputs, outputs = ([t.name for t in tensors] for tensors in (step.signature.inputs, step.signature.outputs))
+    model = export(program, inputs, outputs, cpu=bool(step.dynamic))  # one with run-time sizes is the CPU's alone
     tidy(model)
     return model
 

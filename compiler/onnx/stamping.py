@@ -1,89 +1,28 @@
 """A graph of many blocks from the trace of a few: each kind of block is traced once, and stamped.
 
-A short decoder holds the first block, one block of every kind, those whose entering states a drafter reads, and one
-that it does not read. Its graph has marks between the blocks. The nodes from a mark to the next are a block. They are
-copied for every block of its kind, with that block's weights and caches. A node that joins outputs of all blocks of the
-short decoder joins those of all blocks.
+The trace is that of a decoder cut short (`draftwood.compiler.steps.short`), whose graph has marks between the blocks.
+The nodes from a mark to the next are a block. They are copied for every block of its kind, with that block's weights
+and caches. A node that joins outputs of all blocks of the short decoder joins those of all blocks.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
-from torch import nn
 
 from draftwood.compiler.onnx import bodies
+from draftwood.compiler.steps.short import Short, ShortStep, Unlike, numbered
 from draftwood.compiler.steps.step import Step
-from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.kernels.onnxruntime_ops import MARKS
 from draftwood.manifest import TensorSignature
 
-# The number in a name of a block's weight or cache.
-_WEIGHT = re.compile(r"((?:\w+\.)*decoder\.layers\.)(\d+)(\..*)")
-_CACHE = re.compile(r"((?:settled_)?(?:key|value)_cache\.)(\d+)((?:\.out)?)")
 # Constants of a block that are no weights: sizes, axes, numbers.
 _SMALL = 16
 # The place of a value or node: a block's number, or one of these.
 _SHARED, _AFTER = -1, -2
-
-
-class Unlike(Exception):
-    """A trace folded a block's weights into a constant, so that another block's graph cannot be made of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Short:
-    """A decoder of a few of another's blocks. ``kept`` are their numbers there. For each block of the other, ``source``
-    is the place in ``kept`` of one of its kind."""
-
-    decoder: Decoder
-    kept: tuple[int, ...]
-    source: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ShortStep:
-    """A step of a short decoder."""
-
-    short: Short
-    step: Step
-
-
-def shortened(decoder: Decoder) -> Short | None:
-    """The short decoder over the same weights; None if it would save nothing."""
-    kinds = [_kind(layer) for layer in decoder.layers]
-    first = {kind: number for number, kind in reversed(list(enumerate(kinds))) if number}
-    chosen = {0, *first.values(), *(number for number in decoder.aux_layers if number < len(kinds))}
-    # A join of these states has fewer inputs than one of all blocks.
-    others = [number for number in range(1, len(kinds)) if number not in decoder.aux_layers]
-    if not others or len(chosen | {others[0]}) + 1 > len(kinds) // 2:
-        return None
-    numbers = tuple(sorted(chosen | {others[0]}))
-    place = {kinds[number]: at for at, number in reversed(list(enumerate(numbers))) if number}
-    source = tuple(numbers.index(n) if n in numbers else place[kind] for n, kind in enumerate(kinds))
-    short = copy(decoder)
-    short._modules = {**decoder._modules, "layers": nn.ModuleList(decoder.layers[number] for number in numbers)}
-    short.config = copy(decoder.config)
-    # Not by ``replace``: what else it says is of all blocks.
-    object.__setattr__(short.config, "layers", len(numbers))
-    short.aux_layers = tuple(len(numbers) if a == len(kinds) else numbers.index(a) for a in decoder.aux_layers)
-    short.borders = True
-    return Short(short, numbers, source)
-
-
-def _kind(layer: nn.Module) -> Hashable:
-    """Equal for two blocks whose graphs differ in their weights alone."""
-    modules = tuple(
-        (name, type(module), tuple(sorted((k, v) for k, v in vars(module).items() if isinstance(v, int | float | str))))
-        for name, module in layer.named_modules()
-    )
-    return modules, tuple((name, value.shape, value.dtype) for name, value in layer.state_dict().items())
 
 
 def stamp(model: ir.Model, short: ShortStep, step: Step) -> ir.Model:
@@ -111,7 +50,7 @@ class _Stamp:
 
     def model(self) -> ir.Model:
         graph, values = self.old.graph, self.outside
-        values.update({value: self.inputs[value.name or ""] for value in graph.inputs if not _numbered(value.name)})
+        values.update({value: self.inputs[value.name or ""] for value in graph.inputs if not numbered(value.name)})
         for node in graph:
             if self.place[node] == _SHARED:
                 self._put_outside(node, [self._value(value) for value in node.inputs])
@@ -232,7 +171,7 @@ class _Stamp:
         if value in self.outside:
             return self.outside[value]
         name = value.name or ""
-        if (parts := _numbered(name)) is not None and value.producer() is None:
+        if (parts := numbered(name)) is not None and value.producer() is None:
             name = f"{parts[1]}{number if number >= 0 else self.short.kept[int(parts[2])]}{parts[3]}"
         if value.is_graph_input():
             return self.inputs[name]
@@ -265,10 +204,10 @@ class _Stamp:
         }
         outputs = []
         for spec in self.step.signature.outputs:
-            numbered = _numbered(spec.name)
-            number = int(numbered[2]) if numbered else -1
-            at = self.short.source[number] if numbered else -1
-            old = olds[f"{numbered[1]}{at}{numbered[3]}" if numbered else spec.name]
+            parts = numbered(spec.name)
+            number = int(parts[2]) if parts else -1
+            at = self.short.source[number] if parts else -1
+            old = olds[f"{parts[1]}{at}{parts[3]}" if parts else spec.name]
             if number < 0 and (at := self._owner(old)) >= 0:  # the one state that a drafter reads
                 number = self.short.kept[at]
             new = self._value(old, number, at)
@@ -278,15 +217,10 @@ class _Stamp:
         return outputs
 
 
-def _numbered(name: str | None) -> re.Match[str] | None:
-    """The parts of a name with a block's number in it."""
-    return _WEIGHT.fullmatch(name or "") or _CACHE.fullmatch(name or "")
-
-
 def _input(spec: TensorSignature, short: Short, olds: Mapping[str, ir.Value]) -> ir.Value:
     """An input of the new graph; its run-time sizes are called as in the old one."""
-    numbered = _numbered(spec.name)
-    name = f"{numbered[1]}{short.source[int(numbered[2])]}{numbered[3]}" if numbered else spec.name
+    parts = numbered(spec.name)
+    name = f"{parts[1]}{short.source[int(parts[2])]}{parts[3]}" if parts else spec.name
     old = olds[name]
     sizes = [new if isinstance(new, int) else size for new, size in zip(spec.shape, old.shape or (), strict=True)]
     return ir.Value(name=spec.name, type=old.type, shape=ir.Shape(sizes))
@@ -316,11 +250,11 @@ def _places(graph: ir.Graph, users: Mapping[ir.Value, Sequence[ir.Node]], blocks
 def _sources(node: ir.Node, places: Mapping[ir.Node, int]) -> Iterator[int]:
     """Places that a node's inputs say, but for what is shared."""
     for value in _reads(node):
-        producer, numbered = value.producer(), _numbered(value.name)
+        producer, parts = value.producer(), numbered(value.name)
         if producer is not None:
             yield from {places[producer]} - {_SHARED}
-        elif numbered is not None:
-            yield int(numbered[2])
+        elif parts is not None:
+            yield int(parts[2])
 
 
 def _reads(node: ir.Node) -> list[ir.Value]:

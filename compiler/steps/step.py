@@ -40,6 +40,11 @@ class Step:
     dynamic: dict[str, int] = field(default_factory=dict)
     read: int = 0
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether it runs the teacher's blocks, whose caches it reads."""
+        return any(name.startswith("key_cache.") for name in self.signature.caches)
+
     def examples(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
         """Zero inputs of the declared shapes, run-time sizes at their example values."""
         return tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Container, Iterator, Sequence
 from importlib.metadata import version
 from itertools import chain
@@ -24,6 +25,7 @@ from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.compiler.ge.torchair_bridge import decomposed, source_line
 from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index, write_npu_weights
 from draftwood.compiler.ranks.collectives import group_of
+from draftwood.compiler.steps.short import ShortStep, Unlike, shortened
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import shapes_only, trace
 from draftwood.compiler.targets.steps import (
@@ -85,19 +87,16 @@ class GeTarget(Target):
         with shapes_only(lowering.precision.weights) as mode:
             modules = lowering.modules()
         _check_shapes(lowering, index, modules)
-        types, shapes = lowering.precision.types, lowering.shapes
-        sizes = shapes.sizes(types.activations, least_rows=DECODE_ROWS)
-        steps = static_steps(shapes, sizes, modules[0], decode_rows=DECODE_ROWS, form="npu")
-        steps += accept_steps(shapes, sizes, modules[0], lowering.drafter, decode_rows=DECODE_ROWS)
-        steps += texts_steps(shapes, sizes, modules[0], lowering.drafter, DECODE_ROWS)
-        steps += draft_steps(shapes, sizes, lowering.drafter, modules, static=True)
-        if shapes.whole:
-            steps += whole_steps(shapes, sizes, lowering.drafter, modules, DECODE_ROWS)
+        types = lowering.precision.types
+        short = shortened(modules[0])
+        cut = _steps(lowering, (short.decoder, modules[1])) if short else []
+        shorts = {step.signature.name: ShortStep(short, step) for step in cut if short and step.has_blocks}
         graphs, used, soc = [], set[str](), lowering.soc or DEFAULT_SOC
-        for step in steps:
+        for step in _steps(lowering, modules):
             lowering.progress(f"npu {step.signature.name}")
             with group_of(lowering.ranks):
-                graph, operators = _lower(lowering, step, index, mode)
+                program, air = _lowered(step, index, mode, shorts.get(step.signature.name))
+            graph, operators = _written(lowering, step, program, air)
             graphs.append(graph)
             used |= operators
         if lowering.ranks == 1:  # ATC compiles no graph with collectives for these chips
@@ -208,16 +207,37 @@ def _write_weights(path: Path, entries: Sequence[WeightEntry], index: WeightInde
             reads[name]()
 
 
-def _lower(
-    lowering: Lowering, step: Step, index: WeightIndex, mode: FakeTensorMode
-) -> tuple[m.GraphSignature, set[str]]:
-    """The step's signature with its file, and the operators of its graph."""
-    signature = step.signature.frozen_in(f"{FOLDER}/{step.signature.name}.air")
+def _steps(lowering: Lowering, modules: Modules) -> list[Step]:
+    """All steps of teacher and drafter."""
+    shapes, drafter = lowering.shapes, lowering.drafter
+    sizes = shapes.sizes(lowering.precision.types.activations, least_rows=DECODE_ROWS)
+    steps = static_steps(shapes, sizes, modules[0], decode_rows=DECODE_ROWS, form="npu")
+    steps += accept_steps(shapes, sizes, modules[0], drafter, decode_rows=DECODE_ROWS)
+    steps += texts_steps(shapes, sizes, modules[0], drafter, DECODE_ROWS)
+    steps += draft_steps(shapes, sizes, drafter, modules, static=True)
+    return steps + (whole_steps(shapes, sizes, drafter, modules, DECODE_ROWS) if shapes.whole else [])
+
+
+def _lowered(
+    step: Step, index: WeightIndex, mode: FakeTensorMode, short: ShortStep | None
+) -> tuple[ExportedProgram, bytes]:
+    """A trace, of one block of each kind where that is enough, and the ``.air`` file that is made of it."""
+    if short is not None:
+        with mode:
+            program = trace(short.step)
+        with contextlib.suppress(Unlike):
+            return program, lower_to_ge(step, program, index, short)
     with mode:
         program = trace(step)
-    air = lowering.folder / signature.file
-    air.write_bytes(lower_to_ge(step, program, index))
-    graph = Graph.load(air)
+    return program, lower_to_ge(step, program, index)
+
+
+def _written(lowering: Lowering, step: Step, program: ExportedProgram, air: bytes) -> tuple[m.GraphSignature, set[str]]:
+    """The step's signature with its file, which is proved and checked, and the operators of its graph."""
+    signature = step.signature.frozen_in(f"{FOLDER}/{step.signature.name}.air")
+    path = lowering.folder / signature.file
+    path.write_bytes(air)
+    graph = Graph.load(path)
     prove_in_place(graph, signature)
     errors = [f for f in check_constraints(graph, shapes(graph)) if f.level == "error"]
     if errors:
@@ -226,7 +246,7 @@ def _lower(
             f"step {signature.name}: {first.node}, {_origin(program, graph, first.node)}: {first.rule}: {first.message}"
             f" ({first.source}); {len(errors)} such in all"
         )
-    air.with_suffix(".txt").write_text(graph.text())
+    path.with_suffix(".txt").write_text(graph.text())
     return signature, {*graph.counts()}
 
 

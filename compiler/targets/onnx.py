@@ -8,6 +8,7 @@ from draftwood import manifest as m
 from draftwood.compiler.onnx.weights import write_weights
 from draftwood.compiler.steps.any_size import cpu_step
 from draftwood.compiler.steps.bitwise import bitwise_step
+from draftwood.compiler.steps.short import ShortStep, Unlike, shortened
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.modules import load_modules
@@ -48,7 +49,6 @@ class OnnxTarget(Target):
     def lower(self, lowering: Lowering) -> tuple[m.GraphSet, ...]:
         # An NPU's machine need not have ONNX.
         from draftwood.compiler.onnx.lowering import lower_to_onnx
-        from draftwood.compiler.onnx.stamping import ShortStep, Unlike, shortened
 
         lowering.progress("weights")
         file = lowering.folder / WEIGHTS_FILE

@@ -72,14 +72,17 @@ def save_pangu() -> Callable[..., LlamaForCausalLM]:
     def save(folder: Path, dtype: torch.dtype = torch.float32, **fields: object) -> LlamaForCausalLM:
         torch.manual_seed(0)
         rope = {"rope_type": "default", "rope_theta": 1.6e7}
-        twin = LlamaConfig(**SIZES, attention_bias=True, rope_parameters=rope, attn_implementation="eager")
+        sizes = {**SIZES, **fields}
+        twin = LlamaConfig(**sizes, attention_bias=True, rope_parameters=rope, attn_implementation="eager")
         model = LlamaForCausalLM(twin).eval()
         for name, parameter in model.named_parameters():
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.15)
         named = {"architectures": ["PanguEmbeddedForCausalLM"], "model_type": "PanguEmbedded"}
-        config = {**named, **SIZES, "bias": True, "rope_theta": 16000000.0, "hidden_act": "silu"}
+        config = {**named, **sizes, "bias": True, "rope_theta": 16000000.0, "hidden_act": "silu"}
         (folder / "config.json").write_text(json.dumps(config))
-        inverse = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(8) for i in range(2)}
+        inverse = {
+            f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(8) for i in range(twin.num_hidden_layers)
+        }
         save_file(model.to(dtype).state_dict() | inverse, folder / "model.safetensors")
         return model
 

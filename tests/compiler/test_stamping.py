@@ -12,11 +12,11 @@ import torch
 from onnx import numpy_helper
 
 from draftwood.compiler.onnx.lowering import lower_to_onnx
-from draftwood.compiler.onnx.stamping import ShortStep, Unlike, shortened
 from draftwood.compiler.onnx.weights import WeightSpan
 from draftwood.compiler.steps.any_size import cpu_step
 from draftwood.compiler.steps.bitwise import bitwise_step
 from draftwood.compiler.steps.prefill import prefill_step
+from draftwood.compiler.steps.short import ShortStep, Unlike, shortened
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.steps.verify import verify_step
