@@ -1,6 +1,6 @@
 """How busy the machine was besides us: processor time of others, and time that a hypervisor kept back (steal).
 
-What other guests of the host do to caches and memory cannot be seen from here.
+Effects of other guests of the host on caches and memory cannot be seen from here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A block's load in cores: busy with others' work, and stolen; None where the system does not say.
+    """A block's load in cores: busy with others' work, and stolen; None if the system does not say.
 
     ``peak_mb`` is this process's.
     """
@@ -40,12 +40,12 @@ class Meter:
 
     def stop(self) -> Load:
         """The load since the beginning."""
-        seconds, own = time.perf_counter() - self._began, _own_seconds() - self._own
+        seconds, own_seconds = time.perf_counter() - self._began, _own_seconds() - self._own
         foreign = steal = None
         if self._stat is not None and (now := _stat()) is not None:
             busy, stolen = (after - before for after, before in zip(now, self._stat, strict=True))
             # Ticks are coarser than our own clock, so a short block may come out below zero.
-            foreign, steal = max(0.0, busy - own) / seconds, stolen / seconds
+            foreign, steal = max(0.0, busy - own_seconds) / seconds, stolen / seconds
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
         return Load(seconds, foreign, steal, peak_mb)
 

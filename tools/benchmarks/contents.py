@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One of the first screen's: what it answers, the figure, and what it is of."""
+    """One of the first screen's: the question, the figure, and its subject."""
 
     question: str
     value: str
@@ -72,15 +72,15 @@ class Gain:
 
 
 def contents(folder: Path) -> Contents:
-    """The report of a folder as it is now; RequestError where it is none."""
+    """The report of a folder as it is now; RequestError if it is none."""
     record, rows = read_record(folder), read_rows(folder)
     chapters = [_chapter(SECTIONS[name], record, rows) for name in SECTIONS if name in record["suite"]["sections"]]
     turns = [*_gains_of_turns(rows)]
     gains = [*turns, *_gains_of_lengths(rows)]
     picture = None
-    if shown := turns or gains:  # one picture for the first screen; lengths have theirs
-        size = (7.2, 1.2 + 0.24 * len(shown))
-        picture = Figure("overview", "Speed-up over plain decoding", partial(_draw_overview, shown), size)
+    if pictured := turns or gains:  # one picture for the first screen; lengths have theirs
+        size = (7.2, 1.2 + 0.24 * len(pictured))
+        picture = Figure("overview", "Speed-up over plain decoding", partial(_draw_overview, pictured), size)
     return Contents(record, rows, list(_numbers(rows, gains)), picture, chapters)
 
 
@@ -90,9 +90,9 @@ def _chapter(section: Section, record: dict[str, Any], rows: list[Row]) -> Chapt
     from draftwood.tools.benchmarks.suite import Suite
 
     suite = msgspec.convert(record["suite"], Suite)
-    own = [row for row in rows if row["section"] == section.name]
-    asked = sum(1 for _ in section.tasks(suite.sections[section.name], suite))
-    return Chapter(section, list(section.show(own)) if own else [], own, asked)
+    measured = [row for row in rows if row["section"] == section.name]
+    tasks = sum(1 for _ in section.tasks(suite.sections[section.name], suite))
+    return Chapter(section, list(section.show(measured)) if measured else [], measured, tasks)
 
 
 def _gains_of_turns(rows: list[Row]) -> Iterable[Gain]:
@@ -112,13 +112,13 @@ def _numbers(rows: list[Row], gains: list[Gain]) -> Iterable[Number]:
     texts = list(decoded(rows))
     if texts:
         parted = list(differences(rows))
-        ties = sum(one["tie"] for one in parted)
+        ties = sum(difference["tie"] for difference in parted)
         wrong = len(parted) - ties
         says = f"of {len(texts)} texts are plain decoding's, token for token" + (
             f"; {ties} more by a tie" if ties else ""
         )
         says += f"; {wrong} are NOT" if wrong else ""
-        same = len(texts) - sum(not is_plain(one["way"]) for one in parted)
+        same = len(texts) - sum(not is_plain(difference["way"]) for difference in parted)
         yield Number("Is it exact?", f"{100 * same / len(texts):.1f} %", says)
     default = [gain for gain in gains if gain.way.endswith("adaptive")] or gains
     if default:

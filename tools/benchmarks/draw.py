@@ -29,7 +29,7 @@ COLOURS = {
     "fasteagle-w8a8": "#005c43",
     "dspark-w8a8": "#2a6f97",
 }
-# Of what is no drafter (methods, stages, gears), in the order of their appearance.
+# Colours of things that are no drafter (methods, stages, gears), in the order of their appearance.
 OTHERS = ("#4c3a86", "#8d80c0", "#cbbfe8", "#a35a1f", "#dba66b", "#56b4e9", "#8a8a8a", "#b8a500")
 # Of a step's time.
 STAGES = ("draft", "verify", "accept and commit", "host")
@@ -75,8 +75,8 @@ def save(drawing: Callable[[Figure], None], size: tuple[float, float], path: Pat
 
 
 def colour(way: str) -> str:
-    """A bundle's colour, by the first word of what is done with it: that of the drafter it is named by, or one that
-    its name decides."""
+    """A bundle's colour, by the first word of its way: that of the drafter in its name, or one that its name
+    decides."""
     name = way.split(" ")[0]
     return COLOURS.get(name) or MANY[zlib.crc32(name.encode()) % len(MANY)]
 
@@ -87,7 +87,7 @@ def dashes(way: str) -> str:
 
 
 def panels(canvas: Figure, titles: Sequence[str], share_y: bool = True) -> Iterator[Axes]:
-    """Axes side by side with their titles, in so many rows that they can be read; the canvas grows with the rows."""
+    """Axes side by side with their titles, in enough rows to be read; the canvas grows with the rows."""
     count = max(len(titles), 1)
     rows = -(-count // ABREAST)
     columns = -(-count // rows)
@@ -108,9 +108,12 @@ def equal_speed(axes: Axes, across: bool = True) -> None:
 
 def stages(axes: Axes, ways: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """A bar a way, by the figures of its texts: milliseconds a token, stage by stage."""
-    left, tokens = np.zeros(len(ways)), [max(sum(one["tokens"] - 1 for one in own), 1) for own in ways.values()]
+    left, tokens = (
+        np.zeros(len(ways)),
+        [max(sum(text["tokens"] - 1 for text in decoded), 1) for decoded in ways.values()],
+    )
     for stage, ink in zip(STAGES, OTHERS, strict=False):
-        us = np.array([sum(one["stages_us"][stage] for one in own) for own in ways.values()])
+        us = np.array([sum(text["stages_us"][stage] for text in decoded) for decoded in ways.values()])
         axes.barh(range(len(ways)), us / 1e3 / tokens, left=left, color=ink, label=stage, height=0.7)
         left += us / 1e3 / tokens
     for at, value in enumerate(left):

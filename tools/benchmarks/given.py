@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Given(NamedTuple):
-    """A bundle's folder and what it says of itself."""
+    """A bundle's folder and its manifest."""
 
     folder: str
     manifest: Manifest
@@ -30,22 +30,22 @@ def read_given(named: Sequence[str]) -> dict[str, Given]:
         BundleError: a folder that is no bundle.
         RequestError: two of one name, a name with other characters, no tokenizer, or bundles of different teachers.
     """
-    found: dict[str, Given] = {}
+    givens: dict[str, Given] = {}
     teachers: dict[str, str] = {}
     for one in named:
         before, equals, behind = one.partition("=")
         folder = demo.bundle(behind if equals else one).resolve()
         name = before if equals else Path(one).name
-        if not _NAME.fullmatch(name) or name == PLAIN or name in found:
+        if not _NAME.fullmatch(name) or name == PLAIN or name in givens:
             raise RequestError(
                 f"--bundle {one}: its name is {name!r}; expected NAME=DIR, a name of its own of letters, digits, . _ -"
             )
         manifest = read_manifest(folder)
         if not manifest.tokenizer:
             raise RequestError(f"--bundle {one}: has no tokenizer, so text prompts cannot be measured")
-        found[name], teachers[manifest.teacher.digest] = Given(str(folder), manifest), name
+        givens[name], teachers[manifest.teacher.digest] = Given(str(folder), manifest), name
     if len(teachers) > 1:
         raise RequestError(
             f"--bundle: {' and '.join(teachers.values())} hold different teachers; measure one at a time"
         )
-    return found
+    return givens

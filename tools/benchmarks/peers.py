@@ -1,4 +1,4 @@
-"""Other programs that decode the teacher's own checkpoint, where they read it and are installed (extra ``peers``)."""
+"""Other programs that decode the teacher's own checkpoint, if they read it and are installed (extra ``peers``)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from draftwood.compiler.teachers.config import TeacherConfig
 
 # Ids of a prompt, how many tokens at most and a temperature, 0 for greedy: the new tokens, the end token counted. No
-# token is cut off from what is sampled from.
+# token is cut off before sampling.
 Generate = Callable[[Sequence[int], int, float], Sequence[int]]
-# Opens a checkpoint's folder with so many threads; may write what it exports into the second folder.
+# Opens a checkpoint's folder with a number of threads; may write exports into the second folder.
 Open = Callable[[Path, Path, int], Generate]
 LOOKED_UP = 8  # tokens that others' speculation takes from the text so far
 
@@ -108,7 +108,7 @@ def llama(model: Path, work: Path, threads: int, lookup: bool = False) -> Genera
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     file, config = read_gguf(model)
-    # Row by row below 64 rows with flash attention: slower where rows are verified.
+    # Row by row below 64 rows with flash attention: slower if rows are verified.
     opened = llama_cpp.Llama(
         str(file),
         n_ctx=min(config.max_positions, 2048),
@@ -155,35 +155,43 @@ def openvino(model: Path, work: Path, threads: int, lookup: bool = False) -> Gen
     # Else a prompt that comes twice is not computed again.
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False
-    given = {"INFERENCE_NUM_THREADS": threads, "scheduler_config": scheduler}
+    properties = {"INFERENCE_NUM_THREADS": threads, "scheduler_config": scheduler}
     opened = openvino_genai.LLMPipeline(
-        str(file), openvino_genai.Tokenizer(str(folder)), "CPU", **given, **({"prompt_lookup": True} if lookup else {})
+        str(file),
+        openvino_genai.Tokenizer(str(folder)),
+        "CPU",
+        **properties,
+        **({"prompt_lookup": True} if lookup else {}),
     )
-    asked = openvino_genai.GenerationConfig(stop_token_ids=set(config.eos))
-    asked.eos_token_id = min(config.eos, default=0)
-    asked.ignore_eos = not config.eos
+    generation = openvino_genai.GenerationConfig(stop_token_ids=set(config.eos))
+    generation.eos_token_id = min(config.eos, default=0)
+    generation.ignore_eos = not config.eos
     if lookup:
-        asked.num_assistant_tokens, asked.max_ngram_size = LOOKED_UP, 3
+        generation.num_assistant_tokens, generation.max_ngram_size = LOOKED_UP, 3
 
     def generate(ids: Sequence[int], count: int, temperature: float) -> list[int]:
-        asked.max_new_tokens, asked.do_sample, asked.temperature = count, temperature > 0, temperature or 1.0
+        generation.max_new_tokens, generation.do_sample, generation.temperature = (
+            count,
+            temperature > 0,
+            temperature or 1.0,
+        )
         row = np.array([list(ids)], np.int64)
         inputs = openvino_genai.TokenizedInputs(openvino.Tensor(row), openvino.Tensor(np.ones_like(row)))
-        found: list[int] = opened.generate(inputs, asked).tokens[0]
+        found: list[int] = opened.generate(inputs, generation).tokens[0]
         return found
 
     return generate
 
 
 def gguf_file(model: Path) -> Path | None:
-    """The GGUF file of a checkpoint, of several parts the first one; None where it is a folder of safetensors."""
+    """The GGUF file of a checkpoint, of several parts the first one; None if it is a folder of safetensors."""
     from draftwood.compiler.teachers.gguf import gguf_files
 
     return next(iter(gguf_files(model)), None)
 
 
 def read_gguf(model: Path) -> tuple[Path, TeacherConfig]:
-    """The GGUF file of a checkpoint and what it describes.
+    """The GGUF file of a checkpoint and its description.
 
     Raises:
         RequestError: the checkpoint is no GGUF file.
@@ -204,7 +212,7 @@ hide_torch_npu()
 runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
 """
 
-# By name: the package that must be there, and what opens it.
+# By name: the package that must be there, and the function that opens it.
 PEERS: dict[str, tuple[str, Open]] = {
     "transformers generate": ("transformers", transformers_generate),
     "transformers prompt lookup": ("transformers", partial(transformers_generate, prompt_lookup_num_tokens=LOOKED_UP)),
@@ -237,8 +245,8 @@ def open_peer(name: str, model: Path, work: Path, threads: int) -> Generate | st
     except BrokenProcessPool:
         return "ends its process before its first token, as a segmentation fault does"
     except Exception as error:  # whatever it raises
-        told = getattr(error, "stderr", None) or b""
-        last = told.decode(errors="replace").strip().splitlines()[-1:] or [str(error)]
+        stderr = getattr(error, "stderr", None) or b""
+        last = stderr.decode(errors="replace").strip().splitlines()[-1:] or [str(error)]
         return f"cannot open the checkpoint: {last[0]:.200}"
 
 

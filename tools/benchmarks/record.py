@@ -30,7 +30,7 @@ PACKAGES = (
 
 
 def machine() -> dict[str, Any]:
-    """This machine and what is installed on it."""
+    """This machine and its installed packages."""
     versions = {"draftwood": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -93,7 +93,7 @@ def measured_from(suite: Suite) -> MadeFrom:
 
 
 def write_record(folder: Path, value: dict[str, Any]) -> None:
-    """Writes the manifest, whole; RequestError where the folder does not take it."""
+    """Writes the manifest, whole; RequestError if the folder does not take it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / FILE, json.dumps(value, indent=1).encode() + b"\n")
@@ -102,7 +102,7 @@ def write_record(folder: Path, value: dict[str, Any]) -> None:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The manifest of a run; RequestError where there is none or it is of another version."""
+    """The manifest of a run; RequestError if there is none or it is of another version."""
     path = folder / FILE
     try:
         value: dict[str, Any] = json.loads(read_text(path))

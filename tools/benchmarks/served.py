@@ -57,7 +57,7 @@ def llama_command(file: Path, clients: int, context: int) -> list[str]:
 
 
 def why_missing(checkpoint: str | None) -> str:
-    """Why llama.cpp's server cannot be measured on a checkpoint; nothing where it can."""
+    """Why llama.cpp's server cannot be measured on a checkpoint; nothing if it can."""
     if checkpoint is None:
         return f"{LLAMA} reads the teacher's checkpoint: give --model"
     if gguf_file(Path(checkpoint)) is None:
@@ -131,10 +131,10 @@ def load(server: Server, prompts: Sequence[Sequence[int]], clients: int, count: 
 
 def figures(streams: Sequence[StreamedAnswer], seconds: float) -> dict[str, Any]:
     """Figures that `load` returns, of answers that took ``seconds`` together."""
-    gaps = [(one.seconds - one.first_seconds) / max(1, one.tokens - 1) for one in streams]
+    gaps = [(stream.seconds - stream.first_seconds) / max(1, stream.tokens - 1) for stream in streams]
     return {
-        "tokens_per_s": round(sum(one.tokens for one in streams) / seconds, 3),
-        "first_ms": [round(one.first_seconds * 1e3, 3) for one in streams],
+        "tokens_per_s": round(sum(stream.tokens for stream in streams) / seconds, 3),
+        "first_ms": [round(stream.first_seconds * 1e3, 3) for stream in streams],
         "gap_ms": [round(gap * 1e3, 3) for gap in gaps],
     }
 
@@ -146,9 +146,9 @@ def stream(port: int, ids: Sequence[int], count: int) -> StreamedAnswer:
         RequestError: the server answers with an error.
     """
     began = time.perf_counter()
-    # llama-server otherwise keeps what it has read of a slot's last prompt.
-    own = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, "cache_prompt": False}
-    answer = _post(port, {"prompt": list(ids), "max_tokens": count, "temperature": 0, **own})
+    # llama-server otherwise keeps a slot's last prompt.
+    extensions = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, "cache_prompt": False}
+    answer = _post(port, {"prompt": list(ids), "max_tokens": count, "temperature": 0, **extensions})
     first = last = 0.0
     tokens = 0
     while line := answer.readline():
@@ -164,9 +164,9 @@ def stream(port: int, ids: Sequence[int], count: int) -> StreamedAnswer:
 
 
 def accepted(port: int, text: str, count: int, schema: dict[str, Any] | None) -> float | None:
-    """Tokens a drafted step of an answer, held to a JSON schema or free; None where no step drafted."""
-    held = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
-    answer = _post(port, {"prompt": text, "max_tokens": count, "temperature": 0, **(held if schema else {})})
+    """Tokens a drafted step of an answer, held to a JSON schema or free; None if no step drafted."""
+    constraint = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+    answer = _post(port, {"prompt": text, "max_tokens": count, "temperature": 0, **(constraint if schema else {})})
     drafted = json.loads(answer.read())["usage"]["speculative_decoding"]
     return 1 + drafted["num_accepted_tokens"] / drafted["num_spec_steps"] if drafted else None
 

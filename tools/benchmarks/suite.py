@@ -1,4 +1,4 @@
-"""Suites: what is measured, as data. A file in ``suites/`` or the user's own, in TOML."""
+"""Suites: the measurements, as data. A file in ``suites/`` or the user's own, in TOML."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         ValueError: a number that makes no sense.
     """
 
-    # Of the bundles that are measured, by name; all that the section can measure where none is named.
+    # The measured bundles, by name; all that the section can measure if none is named.
     bundles: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = (0.0,)
     # "adaptive", "plain" or "tree": the largest tree of the bundle, always.
@@ -41,7 +41,7 @@ class SectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     rounds: int = 3
     # Texts that share launches.
     texts: tuple[int, ...] = ()
-    # Other programs, by their names; all that are known where none is named.
+    # Other programs, by their names; all known ones if none is named.
     peers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -64,12 +64,12 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     # Times a task is measured at most; the last one is kept, and marked.
     tries: int = 3
     seed: int = 1
-    # Prompt files, each FILE or FAMILY=FILE; the built-in prompts where none is given.
+    # Prompt files, each FILE or FAMILY=FILE; the built-in prompts if none is given.
     prompts: tuple[str, ...] = ()
-    # What is measured: bundles of one teacher by name, and the engine that runs them; None for the default one.
+    # The subject: bundles of one teacher by name, and the engine that runs them; None for the default one.
     bundles: dict[str, str] = {}
     engine: str | None = None
-    # The teacher's name in tables, and its checkpoint, which other programs read; None where none is given.
+    # The teacher's name in tables, and its checkpoint, which other programs read; None if none is given.
     model: str = ""
     checkpoint: str | None = None
 
@@ -81,9 +81,9 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """
         if strange := [name for name in sections if name not in self.sections]:
             raise RequestError(f"--sections {strange[0]}: suite {self.name} has {', '.join(self.sections)}")
-        kept = {name: ask for name, ask in self.sections.items() if not sections or name in sections}
-        given = tuple(_resolved(one) for one in prompts) or self.prompts
-        return msgspec.structs.replace(self, sections=kept, prompts=given)
+        chosen = {name: ask for name, ask in self.sections.items() if not sections or name in sections}
+        files = tuple(_resolved(prompt) for prompt in prompts) or self.prompts
+        return msgspec.structs.replace(self, sections=chosen, prompts=files)
 
     def over(
         self,
@@ -103,19 +103,19 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """
         manifests = [one.manifest for one in bundles.values()]
         context = min(one.dims.context for one in manifests)
-        kept = {}
+        asks = {}
         for name, ask in self.sections.items():
             if strange := [bundle for bundle in ask.bundles if bundle not in bundles]:
                 raise RequestError(f"suite {self.name}: {name} asks for bundle {strange[0]!r}; give it as --bundle")
             lengths = tuple(length for length in ask.lengths if length + ask.max_new_tokens <= context)
             measured = tuple(one for one in ask.bundles or bundles if takes(name, bundles[one].manifest))
             if measured and (lengths or not ask.lengths):
-                kept[name] = msgspec.structs.replace(ask, bundles=measured, lengths=lengths)
-        if not kept:
+                asks[name] = msgspec.structs.replace(ask, bundles=measured, lengths=lengths)
+        if not asks:
             raise RequestError(f"--bundle: suite {self.name} has no section that measures it; expected turns, say")
         return msgspec.structs.replace(
             self,
-            sections=kept,
+            sections=asks,
             bundles={name: one.folder for name, one in bundles.items()},
             engine=engine,
             model=model.stem if model else manifests[0].teacher.config["family"],
@@ -124,8 +124,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def builtins(self) -> dict[str, Any]:
         """The suite as JSON has it."""
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        return found
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return plain
 
 
 def _check(name: str, asked: Sequence[str], known: Sequence[str]) -> None:

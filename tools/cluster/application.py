@@ -27,7 +27,8 @@ HEALTH_SECONDS = 5.0
 
 
 class SessionRouter(ConsistentHashRouter):
-    """A session's texts go to the replica that its name falls to; those without one to where the fewest are."""
+    """A session's texts go to the replica that its name falls to; texts without a session go to the replica with the
+    fewest."""
 
     # Of a replica that is asked how many texts it has. Ray's own tenth is less than a busy machine takes at times, and
     # then the session would go elsewhere.

@@ -12,7 +12,7 @@ import ray
 class RayExecutor(Executor):
     """Each call takes a processor of the cluster; one whose process or machine dies is made again.
 
-    So a call has to give the same whenever it is made, and to leave nothing but what it gives.
+    So a call has to give the same at any time, and to leave nothing but its result.
     """
 
     def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:

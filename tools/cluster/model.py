@@ -61,7 +61,7 @@ class Replicas:
         """Waits until the replicas are proved and warm. An application that runs already is taken as it is.
 
         Raises:
-            BundleError: they do not start; what was wrong is in Ray's log.
+            BundleError: they do not start; the cause is in Ray's log.
         """
         try:
             handle = await asyncio.to_thread(_run, deployed)
@@ -72,7 +72,7 @@ class Replicas:
         return cls(deployed, handle, msgspec.msgpack.decode(facts, type=Ready))
 
     def listen(self, receive: Callable[[ToServer], None], lost: Callable[[], None]) -> None:
-        """Hands on what the engines say. They are not lost all at once: Ray replaces each."""
+        """Hands on the engines' messages. They are not lost all at once: Ray replaces each."""
         self._receive = receive
 
     def send(self, message: ToEngine) -> None:
@@ -83,7 +83,7 @@ class Replicas:
         self._tasks[message.id] = asyncio.create_task(self._follow(message))
 
     async def _follow(self, message: Ask | Encode) -> None:
-        """One text to its end, whatever that is; from the beginning where a replica dies before it has begun."""
+        """One text to its end, of any kind; from the beginning if a replica dies before it has begun."""
         try:
             if not await self._ask(message, again=True):
                 await self._ask(message, again=False)
@@ -115,7 +115,7 @@ class Replicas:
         return True
 
     def running(self) -> int:
-        """Replicas that are there now; 0 also where Serve does not say."""
+        """Replicas that are there now; 0 also if Serve does not say."""
         try:
             (deployment,) = serve.status().applications[self.deployed.name].deployments.values()
             # A controller that was started again finds them anew, and until it has they are "recovering".
@@ -136,8 +136,8 @@ def _run(deployed: Deployed) -> DeploymentHandle:
 class RayModel(ServedModel):
     """One bundle under one name, decoded by as many replicas as there are.
 
-    Texts beyond what all replicas take, and those that may wait, are refused. Those beyond what the present replicas
-    take wait in Serve's router, by which it sees that more are needed.
+    Texts beyond the room of all replicas, and beyond those that may wait, are refused. Those beyond the room of the
+    present replicas wait in Serve's router, which sees by them that more are needed.
     """
 
     def __init__(self, name: str, deployed: Deployed, waiting: int, metrics: ModelMetrics) -> None:
@@ -168,7 +168,7 @@ class RayModel(ServedModel):
         looking: asyncio.Future[int] | None = None
         while await asyncio.to_thread(here):
             looking = looking or asyncio.ensure_future(asyncio.to_thread(replicas.running))
-            await asyncio.wait([looking], timeout=PATIENCE_SECONDS)  # what Serve says may never come
+            await asyncio.wait([looking], timeout=PATIENCE_SECONDS)  # Serve's answer may never come
             running, looking = (looking.result(), None) if looking.done() else (0, looking)
             if not running or not replicas.alive:
                 log.log(logging.INFO if running else logging.ERROR, "%s: %d replicas run", self.name, running)
@@ -196,6 +196,6 @@ class RayModel(ServedModel):
         log.error("%s: not replaced; deploy the other bundle, then end this one", self.name)
 
     async def close(self) -> None:
-        """Ends what looks on. The replicas end with Ray, or stay with a cluster of others."""
+        """Ends the spectators. The replicas end with Ray, or stay with a cluster of others."""
         if self._watching is not None:
             self._watching.cancel()

@@ -55,7 +55,7 @@ def manifest_digest(bundle: Path) -> str:
 
 
 class Replica:
-    """One engine, in a process below this one. Where either ends the other does, and Ray starts another replica."""
+    """One engine, in a process below this one. If either ends the other does, and Ray starts another replica."""
 
     async def __init__(self, given: dict[str, Any]) -> None:  # type: ignore[misc]
         deployed = msgspec.convert(given, Deployed)

@@ -8,19 +8,19 @@ from draftwood.errors import RequestError
 from draftwood.files import cache_home
 
 FOLDER = Path(__file__).parent
-# SmolLM2 where a model is asked for, and the bundle that ``draftwood demo`` built of it where a bundle is.
+# SmolLM2 wherever a model is asked for, and the bundle that ``draftwood demo`` built of it wherever a bundle is.
 NAME = "demo"
 # Drafters of SmolLM2 that are shipped (their model card lies next to them).
 DRAFTERS = {f"{NAME}-{path.parent.name}": path.parent for path in sorted(FOLDER.glob("*/config.json"))}
-# What the folders of its bundles are named by, in the user's cache.
+# The beginning of its bundles' folder names, in the user's cache.
 KEPT = "demo-smollm2"
 # Configurations without weights: "shape:llama-3.1-8b".
 SHAPES = {f"shape:{path.parent.name}": path.parent for path in sorted((FOLDER.parent / "shapes").glob("*/config.json"))}
 
 
 def resolve(name: str) -> Path:
-    """The file of ``demo``, which is downloaded the first time, or the folder of one of its drafters or of a shape;
-    anything else, and a folder of that name, is taken as a path.
+    """The file of ``demo``, which is downloaded the first time, or the folder of one of its drafters or of a shape.
+    Anything else, and a folder of that name, is taken as a path.
 
     Raises:
         RequestError: a shape that is not shipped, or a model that cannot be downloaded.

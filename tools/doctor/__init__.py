@@ -1,1 +1,1 @@
-"""What `doctor --npu` tries on a machine with NPUs: probes, a plan of draftwood's own commands, and their report."""
+"""The trials of `doctor --npu` on a machine with NPUs: probes, a plan of draftwood's own commands, and their report."""

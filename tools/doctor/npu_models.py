@@ -3,7 +3,7 @@
     python -m draftwood.tools.doctor.npu_models NAME FOLDER
 
 Nothing is downloaded. A teacher's output matrix is its embedding, so that text likes to repeat itself; drafters mostly
-propose the last token again, so that drafts hit. Layers add as much as they read: a wrong mask changes what comes out.
+propose the last token again, so that drafts hit. Layers add as much as they read: a wrong mask changes the result.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from draftwood.compiler.teachers.registry import read_config
 from draftwood.tools.demo import resolve
 
 HEADS = 3
-# What a model is, besides the shape that it is two layers of. Of the first the widths that any test has; of the others
-# those of 7B models: rows of 4096, heads of 128, four or eight query heads for one of keys, a vocabulary of 152k.
+# The properties of a model, besides the shape that it is two layers of. The first has the widths that any test has. The
+# others have those of 7B models: rows of 4096, heads of 128, four or eight query heads for one of keys, a vocabulary of
+# 152k.
 MODELS: dict[str, tuple[str, dict[str, int]]] = {
     "small": (
         "shape:llama-3.1-8b",

@@ -1,8 +1,8 @@
-"""Findings of ``draftwood doctor --npu`` for whoever has no device: one file that may be sent to anybody.
+"""Findings of ``draftwood doctor --npu`` for readers who have no device: one file that may be sent to anybody.
 
-For somebody who has a device for an hour and may not debug: probes in the order of risk, each in a process of its own
-with a limit, since what fails on a device may take its process along; then bundles, built, checked and timed on every
-engine. Of names of people, machines and folders nothing is left in the report.
+It is for somebody who has a device for an hour and may not debug. Probes come first, in the order of risk, each in its
+own process with a limit, since a failure on a device may take its process along. Then come bundles, built, checked and
+timed on every engine. Of names of people, machines and folders nothing is left in the report.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PIECES = (
 _DRIVER = "/usr/local/Ascend/driver/version.info"
 _NUMBER = re.compile(r"\d+\.\d+[\w.]*")
 _FOLDERS = re.compile(r"(?<![\w.])(?:~|\.{0,2})/(?:[^\s/:;,'\"()<>]+/)+")
-# What is kept of the words of a command that failed.
+# Characters that are kept of the words of a failed command.
 _LAST = 1500
 # Seconds that a probe of a piece may take.
 PIECE_SECONDS = 180.0
@@ -54,11 +54,11 @@ def npu_report(
 ) -> dict[str, Any]:
     """The doctor's own report, CANN's parts, probes, and steps (`npu_steps`), without private data.
 
-    ``keep`` is given the report before and after each of them: it says what runs and what is left, so that whenever the
-    process is ended all is there that was found out. A failure ends nothing but what needs its result.
+    ``keep`` is given the report before and after each of them: it names the running and the remaining ones. So whenever
+    the process is ended, all findings are there. A failure ends only the steps that need its result.
     """
     npus = doctor["ascend"]["npus"]
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "doctor": doctor,
         "cann": cann_version(),
         "driver": match[0] if (match := _NUMBER.search(read_text(Path(_DRIVER)))) else None,
@@ -74,12 +74,12 @@ def npu_report(
     with tempfile.TemporaryDirectory(prefix="draftwood-npu-", ignore_cleanup_errors=True) as name:
         tasks = [*_probes(npus), *_commands(Path(name), npus, bool(npus or doctor["ascend"]["npu_device_files"]))]
         for number, task in enumerate(tasks):
-            found |= {"running": task.name, "left": [later.name for later in tasks[number + 1 :]]}
-            keep(without_names(found))
+            report |= {"running": task.name, "left": [later.name for later in tasks[number + 1 :]]}
+            keep(without_names(report))
             say(task.name)
-            task.run(found, ends - time.monotonic())
-    found["running"] = None
-    cleaned: dict[str, Any] = without_names(found)
+            task.run(report, ends - time.monotonic())
+    report["running"] = None
+    cleaned: dict[str, Any] = without_names(report)
     keep(cleaned)
     return cleaned
 
@@ -125,28 +125,28 @@ def _commands(folder: Path, npus: int, device: bool) -> Iterator[Trial]:
 
 def _done(step: TrialCommand, folder: Path, found: dict[str, Any], left_s: float) -> None:
     if left_s <= 0:
-        one: dict[str, Any] = {"left_out": OVER}
+        outcome: dict[str, Any] = {"left_out": OVER}
     elif step.needs is not None and not step.needs.exists():
-        one = {"left_out": f"{step.needs.name} is not there"}
+        outcome = {"left_out": f"{step.needs.name} is not there"}
     else:
-        one = tried(step.command, min(step.limit_s, left_s), step.report)
+        outcome = tried(step.command, min(step.limit_s, left_s), step.report)
     rows = operators(folder / "msprof") if step.name.startswith("msprof") else []
-    found["commands"].append({"name": step.name, **one, **({"seconds_by_operator": rows} if rows else {})})
+    found["commands"].append({"name": step.name, **outcome, **({"seconds_by_operator": rows} if rows else {})})
 
 
 def tried(command: Sequence[str], limit_s: float, report: Path | None = None) -> dict[str, Any]:
-    """One command: how it ended, how long it took, and its JSON, which it prints or writes to ``report``; its last
-    words where it has none or has failed."""
+    """One command: its end, its time, and its JSON, which it prints or writes to ``report``. Its last words, if it has
+    none or has failed."""
     if report is not None:
         report.unlink(missing_ok=True)
     start = time.perf_counter()
     code, out, words = ended(command, limit_s)
-    found: dict[str, Any] = {"code": code, "seconds": round(time.perf_counter() - start, 1)}
+    outcome: dict[str, Any] = {"code": code, "seconds": round(time.perf_counter() - start, 1)}
     with contextlib.suppress(ValueError, OSError):
-        found["json"] = json.loads(report.read_text() if report else out)
-    if code or "json" not in found:
-        found["said"] = (out + words)[-_LAST:]
-    return found
+        outcome["json"] = json.loads(report.read_text() if report else out)
+    if code or "json" not in outcome:
+        outcome["said"] = (out + words)[-_LAST:]
+    return outcome
 
 
 def operators(folder: Path) -> list[dict[str, str]]:
@@ -161,9 +161,9 @@ def operators(folder: Path) -> list[dict[str, str]]:
 def without_names(value: Any) -> Any:
     """The report with folders cut off in front of names of files, and neither user nor machine in it."""
     if isinstance(value, dict):
-        return {key: without_names(one) for key, one in value.items()}
+        return {key: without_names(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [without_names(one) for one in value]
+        return [without_names(part) for part in value]
     if not isinstance(value, str):
         return value
     text = _FOLDERS.sub(".../", value)
@@ -180,7 +180,7 @@ def _user() -> str:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """The report in words: what is here, what is absent, what was tried."""
+    """The report in words: the present parts, the missing parts, and the trials."""
     state = {True: "found", False: "absent"}
     lines = [
         f"CANN          {found['cann'] or 'absent: install it and source its set_env.sh'}",
@@ -193,7 +193,7 @@ def describe(found: dict[str, Any]) -> str:
         for verdict in found["probes"][name]:
             lines.append(f"  {'works' if verdict['works'] else 'no   '}  {verdict['ability']}: {verdict['seen']}")
     lines += ["", "bundles on this machine"] if found["commands"] else []
-    for one in found["commands"]:
-        how = f"{one['seconds']} s" if "code" in one else one["left_out"]
-        lines.append(f"  {'no   ' if one.get('code', 1) else 'works'}  {one['name']}, {how}")
+    for entry in found["commands"]:
+        how = f"{entry['seconds']} s" if "code" in entry else entry["left_out"]
+        lines.append(f"  {'no   ' if entry.get('code', 1) else 'works'}  {entry['name']}, {how}")
     return "\n".join(lines)

@@ -1,1 +1,2 @@
-"""What `bench`, `calibrate`, `profile` and `tune` measure, each in the module of its name, and what these share."""
+"""The measurements of `bench`, `calibrate`, `profile` and `tune`, each in the module of its name, and their common
+parts."""

@@ -45,7 +45,7 @@ def bench(
         texts = in_turns(takers, 1, number)
         base, fast = (texts[name][0].result for name in ways)
         answers[prompt.conversation] = base.token_ids
-        by_way = {name: figures(own, base) for name, own in texts.items()}
+        by_way = {name: figures(results, base) for name, results in texts.items()}
         turns.append({"id": prompt.id, "source": prompt.source, **by_way})
         if not turns[-1][FAST]["equal"]:
             differing.append((prompt.id, ids, base, fast))
@@ -75,7 +75,7 @@ def _accepted(turns: Sequence[Turn]) -> list[int]:
 def by_position(accepted: Sequence[int]) -> list[float]:
     """The share of steps that accepted the draft at depth 1, 2, ...; ``accepted`` counts the bonus token of each."""
     deepest = max(accepted, default=1)
-    return [sum(one > depth for one in accepted) / len(accepted) for depth in range(1, deepest)]
+    return [sum(length > depth for length in accepted) / len(accepted) for depth in range(1, deepest)]
 
 
 def _report(turns: list[Turn], differences: list[Difference], noise: Noise, options: Options) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _report(turns: list[Turn], differences: list[Difference], noise: Noise, opti
     plain, fast = (_seconds(measured, way) for way in (PLAIN, FAST))
     ties = sum(difference.tie for difference in differences)
     accepted = _accepted(measured)
-    sources = {turn["source"]: [one for one in measured if one["source"] == turn["source"]] for turn in measured}
+    sources = {turn["source"]: [other for other in measured if other["source"] == turn["source"]] for turn in measured}
     return {
         "ok": ties == len(differences) and ties <= math.ceil(tokens * TIES_PER_TOKEN),
         "turns": len(turns),
@@ -104,10 +104,10 @@ def _report(turns: list[Turn], differences: list[Difference], noise: Noise, opti
         "host_share": sum(turn[FAST]["host_share"] * turn[FAST]["seconds"][0] for turn in measured) / fast,
         "by_source": {
             source: {
-                "speedup": spread(_speedups(own), (50,)),
-                "accept_length": spread(_accepted(own), (50,)),
+                "speedup": spread(_speedups(turns), (50,)),
+                "accept_length": spread(_accepted(turns), (50,)),
             }
-            for source, own in sorted(sources.items())
+            for source, turns in sorted(sources.items())
         },
         "temperature": options.sampling.temperature,
         "seed": options.sampling.seed,

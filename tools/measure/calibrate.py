@@ -1,12 +1,12 @@
-"""Counting rank paths: at the contexts where a decoding stands, the ranks that the true tokens have among candidates.
+"""Counting rank paths: at the contexts of a decoding's steps, the ranks of the true tokens among candidates.
 
 There are two ways to the same statistics:
 
 * `count_traffic`: a bundle answers, and its own steps are counted. Nodes that its tree does not have were never
   proposed, so a plan from such counts can shape trees better or make them smaller, not larger.
-* `count_all`: a teacher, run eagerly, answers in batches, and every context of its answers is ranked along the true
-  text, as draft trees that hold the true path would rank it. Sampled text was drawn with noise, and candidates are
-  ranked with the same noise, as engines rank them.
+* `count_all`: a teacher, run eagerly, answers in batches. Every context of its answers is ranked along the true text,
+  as draft trees that hold the true path would rank it. Sampled text was drawn with noise, and candidates are ranked
+  with the same noise, as engines rank them.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def path_of(ranks: Sequence[int], candidates: int) -> RankPath:
 def visited(texts: Mapping[int, Sequence[RankPath | None]]) -> Iterator[tuple[int, int]]:
     """The contexts at which a decoding drafts: (number of the text, position among its contexts).
 
-    A step passes over what it accepts, so decoding stands less often where acceptance is long. Counting every
+    A step passes over the tokens that it accepts, so fewer steps begin where acceptance is long. Counting every
     position would overrate it: half of a text at 1 token a step and half at 5 is 1.7 tokens a step, not 3. The steps
     are those of the best tree of ``REFERENCE_ROWS`` rows on all of these contexts.
 
     Args:
-        texts: every context's path, in the order of the text; None where what comes next is unknown.
+        texts: every context's path, in the order of the text; None if the next token is unknown.
     """
     every = RankPaths()
     for known in (path for paths in texts.values() for path in paths if path is not None):
@@ -79,8 +79,8 @@ def visited(texts: Mapping[int, Sequence[RankPath | None]]) -> Iterator[tuple[in
             path = paths[at]
             if path is not None:
                 yield number, at
-            taken = next((depth for depth in range(len(path or ()), 0, -1) if (path or ())[:depth] in tree), 0)
-            at += taken + 1
+            depth = next((level for level in range(len(path or ()), 0, -1) if (path or ())[:level] in tree), 0)
+            at += depth + 1
 
 
 def count_traffic(
@@ -122,7 +122,7 @@ def _turn_name(bundle: Bundle, prompt: Prompt, options: Options) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Some conversations to be answered at one temperature and counted; what a process needs to know, no more."""
+    """Some conversations to be answered at one temperature and counted: all that a process needs to know."""
 
     name: str
     teacher: Path
@@ -151,12 +151,12 @@ def jobs(
     checkpoint = Checkpoint.open(teacher)
     models = {"teacher": checkpoint.digest(), "drafter": open_drafter(drafter, checkpoint).digest()}
     digests = f"{models['teacher']} {models['drafter']} {max_new_tokens} {LEVELS}"
-    made = []
+    listed = []
     for temperature in temperatures:
         for at in range(0, len(whole), size):
             part = tuple(whole[at : at + size])
             content = f"{digests} {REFERENCE_ROWS} coupled {temperature} {part}"
-            made.append(
+            listed.append(
                 Job(
                     name=f"answers-{zlib.crc32(content.encode()):08x}",
                     teacher=teacher,
@@ -167,7 +167,7 @@ def jobs(
                     models=models,
                 )
             )
-    return made
+    return listed
 
 
 def count_all(work: Sequence[Job], calibration: Calibration, executor: Executor | None) -> Iterator[Job]:
@@ -187,9 +187,9 @@ def count(job: Job) -> bytes:
     calibration.sources[job.name], calibration.models = 1, dict(job.models)
     if not len(texts.index_W):
         return calibration.to_bytes()
-    found = _contexts(job, turns, texts, model, drafter)
-    for number, at in visited({number: [one.path for one in contexts] for number, contexts in found.items()}):
-        turn, context = turns[number], found[number][at]
+    contexts_of = _contexts(job, turns, texts, model, drafter)
+    for number, at in visited({number: [one.path for one in contexts] for number, contexts in contexts_of.items()}):
+        turn, context = turns[number], contexts_of[number][at]
         assert context.path is not None
         calibration.add(
             context.path,
@@ -203,7 +203,7 @@ def count(job: Job) -> bytes:
 
 
 class _Context(NamedTuple):
-    """A position of an answer: its rank path (None where unknown), the tokens before it, the root's confidence."""
+    """A position of an answer: its rank path (None if unknown), the tokens before it, the root's confidence."""
 
     path: RankPath | None
     length: int
@@ -225,7 +225,7 @@ def _contexts(
 
     shared = noise_of if job.temperature else None
     ended_W, states = texts.ended(), States(model, texts, drafter.aux)
-    found: dict[int, list[_Context]] = {}
+    contexts: dict[int, list[_Context]] = {}
     for text_B, batch, features_NIH, ranks_NI in ranks_of(
         drafter, states, np.arange(len(texts.index_W)), CANDIDATES, shared
     ):
@@ -234,11 +234,11 @@ def _contexts(
         rows, places = (part.tolist() for part in batch.there_BC.nonzero().unbind(1))
         for n, (row, place) in enumerate(zip(rows, places, strict=True)):
             number = int(text_B[row])
-            # Near the end of a text that was cut short what comes next is unknown.
+            # Near the end of a text that was cut short the next tokens are unknown.
             path = path_of(ranks_NI[n].tolist(), CANDIDATES) if known_N[n] or ended_W[number] else None
             length = int(batch.slot_BC[row, place]) + 2
-            found.setdefault(number, []).append(_Context(path, length, confidence_N[n]))
-    return found
+            contexts.setdefault(number, []).append(_Context(path, length, confidence_N[n]))
+    return contexts
 
 
 @lru_cache(maxsize=1)
@@ -255,7 +255,7 @@ def _loaded(teacher: Path, drafter: Path) -> tuple[Tokenizer, Any, Any]:
 def _answers(job: Job, text: Tokenizer, model: Any) -> tuple[list[Prompt], Distilled]:
     """The answers to every turn, a later one after the answer to the one before: the turns, and their texts.
 
-    A conversation ends where it grows too long for the teacher.
+    A conversation ends when it grows too long for the teacher.
     """
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.training.generate import engine_draws, generate
@@ -266,18 +266,23 @@ def _answers(job: Job, text: Tokenizer, model: Any) -> tuple[list[Prompt], Disti
     whole: list[tuple[list[int], list[int]]] = []
     going = [(Conversation(text), turns) for turns in job.conversations]
     for turn in range(max(map(len, job.conversations))):
-        asked = [(told, turns[turn], told.ask(turns[turn]), turns) for told, turns in going if turn < len(turns)]
-        asked = [one for one in asked if len(one[2]) <= longest]  # the teacher has room for it and its answer
-        if not asked:
+        questions = [
+            (conversation, turns[turn], conversation.ask(turns[turn]), turns)
+            for conversation, turns in going
+            if turn < len(turns)
+        ]
+        # The teacher has room for the question and its answer.
+        questions = [question for question in questions if len(question[2]) <= longest]
+        if not questions:
             break
-        samplings = [sampling_of(job, prompt) for _, prompt, _, _ in asked]
-        prompts = [ids for _, _, ids, _ in asked]
+        samplings = [sampling_of(job, prompt) for _, prompt, _, _ in questions]
+        prompts = [ids for _, _, ids, _ in questions]
         written = generate(model, prompts, engine_draws(samplings), job.max_new_tokens, checkpoint.config.eos)
-        for (told, prompt, ids, _), new in zip(asked, written, strict=True):
-            told.answer(new)
+        for (conversation, prompt, ids, _), new in zip(questions, written, strict=True):
+            conversation.answer(new)
             answered.append(prompt)
             whole.append((ids, new))
-        going = [(told, turns) for told, _, _, turns in asked]
+        going = [(conversation, turns) for conversation, _, _, turns in questions]
     return answered, _distilled(whole, job.temperature, checkpoint)
 
 

@@ -42,7 +42,7 @@ def turn_prompts(
 
 
 def tokenizer_of(engine: Engine) -> Tokenizer:
-    """The bundle's, which whoever has text prompts has checked to be there."""
+    """The bundle's; callers with text prompts have checked that it is there."""
     assert engine.bundle.tokenizer is not None, "text prompts need a tokenizer"
     return engine.bundle.tokenizer
 
@@ -58,16 +58,16 @@ def by_conversation(prompts: Sequence[Prompt], limit: int | None = None) -> list
     for turns in whole.values():
         sources.setdefault(turns[0].source, []).append(turns)
     share, more = divmod(limit, len(sources))
-    found = []
-    for number, own in enumerate(sources.values()):
-        count = min(share + (number < more), len(own))
-        found += [own[at * len(own) // count] for at in range(count)]
-    return found
+    chosen = []
+    for number, conversations in enumerate(sources.values()):
+        count = min(share + (number < more), len(conversations))
+        chosen += [conversations[at * len(conversations) // count] for at in range(count)]
+    return chosen
 
 
 def long_texts(engine: Engine, prompts: Sequence[Prompt], length: int) -> Iterator[tuple[str, list[int]]]:
     """Names and ids of prompts of about ``length`` tokens: documents before a question, both of the prompts."""
     tokenizer = tokenizer_of(engine)
     for at in (at for first in range(STRIDE) for at in range(first, len(prompts), STRIDE)):
-        if found := behind_documents(prompts, at, length, tokenizer):
-            yield found.id, Conversation(tokenizer).ask(found)
+        if text := behind_documents(prompts, at, length, tokenizer):
+            yield text.id, Conversation(tokenizer).ask(text)

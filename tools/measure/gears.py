@@ -1,4 +1,4 @@
-"""Every gear of a bundle tried on whole answers, for trees of which no counts say what they gain."""
+"""Every gear of a bundle tried on whole answers, for trees without counts of their gain."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The cost of joining others: a chat's second turn with and without kept prefixes, and the wait while a prompt is read.
 
-Both go through what ``draftwood.open`` returns, as a service does, and are timed by the clock of who waits.
+Both go through the result of ``draftwood.open``, as a service does, and are timed by the waiting client's clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from draftwood.runtime.trace import Trace
 from draftwood.tools.measure.conversations import Conversation, tokenizer_of
 from draftwood.tools.prompts import Prompt
 
-# Tokens of a chat before its second turn, and of the prompt that others wait for; less where the context is shorter.
+# Tokens of a chat before its second turn, and of the prompt that others wait for; less if the context is shorter.
 BEHIND, LONG = 2000, 4000
 ROUNDS = 5
 ANSWER, FOLLOWING = 16, 24
@@ -41,8 +41,8 @@ def bench_joining(engine: Engine, prompts: Sequence[Prompt], texts: int) -> dict
 
 def _ids(engine: Engine, prompts: Sequence[Prompt], count: int) -> list[int]:
     """Tokens of the prompts, one after another, over and over."""
-    own = [token for prompt in prompts for token in Conversation(tokenizer_of(engine)).ask(prompt)]
-    return (own * (count // len(own) + 1))[:count]
+    ids = [token for prompt in prompts for token in Conversation(tokenizer_of(engine)).ask(prompt)]
+    return (ids * (count // len(ids) + 1))[:count]
 
 
 def _second_turn(engine: Engine, ids: Sequence[int], behind: int) -> dict[str, Any]:
@@ -57,14 +57,14 @@ def _second_turn(engine: Engine, ids: Sequence[int], behind: int) -> dict[str, A
             turn = [*first, *answer.token_ids, *ids[behind : behind + FOLLOWING]]
             results[prefixes] = model.generate(turn, policy="plain", max_new_tokens=ANSWER, ignore_eos=True)
             seconds[prefixes].append(results[prefixes].first_token_seconds)
-    kept, read = (statistics.median(seconds[prefixes]) for prefixes in (True, False))
+    with_prefix, read = (statistics.median(seconds[prefixes]) for prefixes in (True, False))
     return {
         "behind_tokens": behind,
         "prefix_tokens": results[True].prefix_tokens,
         "equal": results[True].token_ids == results[False].token_ids,
-        "kept_seconds": kept,
+        "kept_seconds": with_prefix,
         "read_seconds": read,
-        "ratio": kept / read,
+        "ratio": with_prefix / read,
     }
 
 

@@ -1,8 +1,7 @@
 """How long the steps of a bundle take on this machine: a measured latency table.
 
-Every entry is visited once a round, in shuffled order, so that whatever else the machine does hits all alike. A visit
-decodes a few steps for real: draft, verify after a cache filled to half its KV length, commit of a path that lies
-scattered in the tree.
+Every entry is visited once a round, in shuffled order, so that the machine's other work hits all alike. A visit decodes
+a few steps for real: draft, verify after a cache filled to half its KV length, commit of a path scattered in the tree.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Subject:
     path: tuple[int, ...]
     states: list[SequenceState]
     filled: int
-    # Drafts for this tree; None where nothing does.
+    # The graph that drafts for this tree; None if none does.
     gear: Gear | None
 
 
@@ -67,19 +66,19 @@ def measure(
     rounds = LEAST_ROUNDS if rounds is None else rounds
     if rounds < 1:
         raise RequestError(f"--rounds {rounds}: expected at least 1")
-    bundle, asked = engine.bundle, set(rows)
-    subjects = [one for length in slots for one in _subjects(engine, asked, length, texts)]
+    bundle, bushy = engine.bundle, set(rows)
+    subjects = [subject for length in slots for subject in _subjects(engine, bushy, length, texts)]
     times = _time(engine, subjects, rounds, texts)
     entries = [
         _entry("verify" if count > 1 else "decode", samples, rows=count, slots=length, filled=filled, texts=number)
         for (number, count, length, filled), samples in times.steps.items()
     ]
     entries += [
-        _entry("draft", taken, depth=depth, width=width, texts=number)
-        for (number, depth, width), taken in times.drafts.items()
+        _entry("draft", seconds, depth=depth, width=width, texts=number)
+        for (number, depth, width), seconds in times.drafts.items()
     ]
     offered = bundle.manifest.drafter
-    entries += [_entry("host", taken, texts=number) for number, taken in times.hosts.items()]
+    entries += [_entry("host", seconds, texts=number) for number, seconds in times.hosts.items()]
     return LatencyTable(
         source="measured",
         kv_read="filled",
@@ -176,8 +175,8 @@ def _time(engine: Engine, subjects: list[Subject], rounds: int, texts: Sequence[
     def visit() -> None:
         _visit_all(engine, visits, prompt, times, order)
         passed = time.perf_counter() - began
-        said = f"round {len(times.hosts[texts[0]])} of at least {rounds}: {len(subjects)} shapes, {passed:.0f} s"
-        print(said, file=sys.stderr, flush=True)
+        line = f"round {len(times.hosts[texts[0]])} of at least {rounds}: {len(subjects)} shapes, {passed:.0f} s"
+        print(line, file=sys.stderr, flush=True)
 
     in_rounds(visit, rounds, SECONDS * len(visits))
     return times
@@ -195,7 +194,7 @@ def _visit_all(
 
 
 def _visit(engine: Engine, subject: Subject, times: Times) -> None:
-    """Some steps of one tree; the caches grow by what they commit and are rolled back by the next visit."""
+    """Some steps of one tree; the caches grow by the committed rows and are rolled back by the next visit."""
     states, tree, drafter = subject.states, subject.tree, engine.bundle.manifest.drafter
     tokens, count, slots = np.random.default_rng(tree.rows), len(subject.states), subject.states[0].slots
     for state in states:
@@ -219,7 +218,7 @@ def _visit(engine: Engine, subject: Subject, times: Times) -> None:
 
 
 def _prompt(bundle: Bundle) -> list[int]:
-    """Token ids to decode a text from: a built-in prompt, or any ids where there is no tokenizer."""
+    """Token ids to decode a text from: a built-in prompt, or any ids if there is no tokenizer."""
     room = bundle.manifest.dims.context - HOST_TOKENS
     ids = bundle.tokenizer.encode(read_prompts(None)[0].text) if bundle.tokenizer else list(range(8))
     return ids[: max(1, room)]
@@ -242,7 +241,7 @@ def _host_step_seconds(engine: Engine, prompt: list[int], policy: Policy, texts:
         began = time.perf_counter()
         outcomes = advance(engine, going)
         seconds, steps = seconds + time.perf_counter() - began, steps + 1
-        graph_seconds += sum((one.draft_us + one.verify_us) / one.texts for one in outcomes) / 1e6
+        graph_seconds += sum((outcome.draft_us + outcome.verify_us) / outcome.texts for outcome in outcomes) / 1e6
     return (seconds - graph_seconds) / max(steps, 1)
 
 

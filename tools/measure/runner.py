@@ -1,4 +1,4 @@
-"""The one runner: whatever is compared takes turns, in an order that changes from round to round.
+"""The one runner: the compared ways take turns, in an order that changes from round to round.
 
 So a drift of the machine meets all ways alike. The first way is plain decoding; the others' tokens are compared with
 its tokens, exactly.
@@ -27,7 +27,8 @@ Taken = TypeVar("Taken")
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """An engine and what chooses its gears. With ``turn`` (n, of) it takes part in every of-th round, from the n-th."""
+    """An engine and the policies that choose its gears. With ``turn`` (n, of) it takes part in every of-th round, from
+    the n-th."""
 
     engine: Engine
     policies: Policies
@@ -36,7 +37,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One text, decoded once, with what every step did."""
+    """One text, decoded once, with the record of every step."""
 
     result: Result
     trace: Trace
@@ -54,15 +55,15 @@ def in_turns(
         number: the text's, by which the order and ``turns`` alternate.
         turns: (n, of) of a way that takes part in every of-th round only, from the n-th.
     """
-    names, found = list(ways), {name: list[Taken]() for name in ways}
+    names, results = list(ways), {name: list[Taken]() for name in ways}
     for round in range(number, number + rounds):
         shift = round % len(names)
         order = names[shift:] + names[:shift]
         for name in order[::-1] if round % 2 else order:
             first, every = (turns or {}).get(name, (0, 1))
             if round % every == first:
-                found[name].append(ways[name]())
-    return found
+                results[name].append(ways[name]())
+    return results
 
 
 def is_plain(way: str) -> bool:
@@ -89,16 +90,16 @@ def measure(
     takers = {name: partial(decode, way, ids, options) for name, way in ways.items()}
     texts = in_turns(takers, rounds, number, {name: way.turn for name, way in ways.items()})
     plain = texts[next(iter(ways))][0].result
-    found = {name: figures(own, plain) for name, own in texts.items()}
-    for name, own in texts.items():
-        other = next((one.result for one in own if one.result.token_ids != plain.token_ids), None)
+    report = {name: figures(decoded, plain) for name, decoded in texts.items()}
+    for name, decoded in texts.items():
+        other = next((decoding.result for decoding in decoded if decoding.result.token_ids != plain.token_ids), None)
         if other is not None:
             engine = ways[name].engine
             engine = engine.behind if isinstance(engine, Prefilled) else engine
             noise = logit_noise(engine, [*ids, *plain.token_ids])
-            told = explain(engine, "", ids, plain.token_ids, other.token_ids, options, noise)
-            found[name]["difference"] = asdict(told)
-    return found, plain
+            difference = explain(engine, "", ids, plain.token_ids, other.token_ids, options, noise)
+            report[name]["difference"] = asdict(difference)
+    return report, plain
 
 
 def figures(texts: Sequence[Decoded], plain: Result) -> dict[str, Any]:
@@ -111,13 +112,13 @@ def figures(texts: Sequence[Decoded], plain: Result) -> dict[str, Any]:
     steps = [event for event in texts[-1].trace.events if event.kind != "prefill"]
     drafted = [event for event in steps if event.kind == "verify"]
     deepest = max((len(event.path) for event in drafted), default=0)
-    own = plain.token_ids, plain.finish_reason
+    base = plain.token_ids, plain.finish_reason
     return {
-        "seconds": [round(one.decode_seconds, 7) for one in results],
-        "first_seconds": [round(one.first_token_seconds, 7) for one in results],
+        "seconds": [round(result.decode_seconds, 7) for result in results],
+        "first_seconds": [round(result.first_token_seconds, 7) for result in results],
         "tokens": len(last.token_ids),
         "steps": last.steps,
-        "equal": all((one.token_ids, one.finish_reason) == own for one in results),
+        "equal": all((result.token_ids, result.finish_reason) == base for result in results),
         "accepted": [event.accepted for event in steps],
         "depths": [len(drafted), *(sum(len(e.path) >= d for e in drafted) for d in range(1, deepest + 1))],
         "held": sum(event.invariants is not None for event in steps),

@@ -1,4 +1,4 @@
-"""The one step timer: what a step takes on this machine, part by part, and what every gear of a bundle takes."""
+"""The one step timer: the time of a step on this machine, part by part, and of every gear of a bundle."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PLACES = (0.2, 0.8)
 # Rows that a draft finds to be written, as many as a step accepts or so.
 ACCEPTED = 3
 LEAST_ROUNDS = 3
-# Steps in a row, as a text takes them; the first one finds the processor's caches full of another gear's weights, and
-# a graph perhaps not yet opened, and is not counted.
+# Steps in a row, as a text takes them. The first one is not counted: it finds the processor's caches full of another
+# gear's weights, and a graph perhaps not yet opened.
 IN_A_ROW = 4
 # Tokens of plain decoding or of a prompt that a late draft finds to be written.
 LATE = 128
@@ -43,8 +43,7 @@ def time_step(
     verified: Sequence[Draft] = (),
     path: Sequence[int] | None = None,
 ) -> Spent:
-    """One step of texts in one launch. ``verified`` takes the place of what the gear drafts, which is timed all the
-    same.
+    """One step of texts in one launch. ``verified`` replaces the gear's draft, which is timed all the same.
 
     ``path`` is committed, and without one the texts stay as they were.
     """
@@ -79,15 +78,15 @@ def in_rounds(visit: Callable[[], None], least: int, seconds: float) -> int:
 def time_gears(engine: Engine, texts: Sequence[tuple[Gear, int]], seconds: float) -> dict[tuple[str, int], Spent]:
     """Medians for every gear after a text of a length, gears in turns, so that a drift meets all of them."""
     caches = {key: filled(engine, *key) for key in sorted({(gear.slots, length) for gear, length in texts})}
-    found: dict[tuple[str, int], list[Spent]] = {(gear.name, length): [] for gear, length in texts}
+    spent: dict[tuple[str, int], list[Spent]] = {(gear.name, length): [] for gear, length in texts}
 
     def visit() -> None:
         for gear, length in texts:
             row = [time_step(engine, [caches[gear.slots, length]], gear) for _ in range(IN_A_ROW)]
-            found[gear.name, length] += row[1:]
+            spent[gear.name, length] += row[1:]
 
     in_rounds(visit, LEAST_ROUNDS, seconds)
-    return {key: Spent(*np.median(np.array(taken), axis=0).tolist()) for key, taken in found.items()}
+    return {key: Spent(*np.median(np.array(times), axis=0).tolist()) for key, times in spent.items()}
 
 
 def time_batches(
@@ -97,21 +96,21 @@ def time_batches(
     them, commits and all, each after the last one's."""
     keys = sorted({(gear.slots, length) for gear, length in texts})
     caches = {key: [filled(engine, *key) for _ in range(count)] for key in keys}
-    found: dict[tuple[str, int], list[float]] = {(gear.name, length): [] for gear, length in texts}
+    spent: dict[tuple[str, int], list[float]] = {(gear.name, length): [] for gear, length in texts}
 
     def visit() -> None:
         for gear, length in texts:
             states = caches[gear.slots, length]
             _go_back(states, length)
             row = [_batch_us(engine, states, gear, length) for _ in range(IN_A_ROW)]
-            found[gear.name, length] += row[1:]
+            spent[gear.name, length] += row[1:]
 
     in_rounds(visit, LEAST_ROUNDS, seconds)
-    return {key: float(np.median(taken)) for key, taken in found.items()}
+    return {key: float(np.median(times)) for key, times in spent.items()}
 
 
 def _batch_us(engine: Engine, states: Sequence[SequenceState], gear: Gear, length: int) -> float:
-    """One such step; texts that have no room for it go back to where they began."""
+    """One such step; texts that have no room for it go back to their beginning."""
     if not all(state.kv.room(_rows(engine, gear)) for state in states):
         _go_back(states, length)
     began = time.perf_counter_ns()
@@ -138,12 +137,12 @@ def filled(engine: Engine, slots: int, length: int) -> SequenceState:
 
 
 def tune(engine: Engine, seconds: float, batches: Sequence[int] = ()) -> list[StepTime]:
-    """Times of a step of every gear, after texts of two lengths, measured for about ``seconds``; and as long for
+    """Times of a step of every gear, after texts of two lengths, measured for about ``seconds``. As long again for
     every number of texts in ``batches`` that share a launch."""
     texts = [(gear, length) for gear in engine.bundle.manifest.gears for length in _lengths(engine, gear)]
-    found = time_gears(engine, texts, seconds)
+    times = time_gears(engine, texts, seconds)
     return [
-        *(StepTime(gear=name, length=length, us=round(sum(spent), 2)) for (name, length), spent in found.items()),
+        *(StepTime(gear=name, length=length, us=round(sum(spent), 2)) for (name, length), spent in times.items()),
         *_late(engine),
         *(
             StepTime(gear=name, length=length, us=round(us, 2), texts=count)
@@ -162,15 +161,15 @@ def _lengths(engine: Engine, gear: Gear) -> Sequence[int]:
 
 
 def _late(engine: Engine) -> list[StepTime]:
-    """A step whose draft finds `LATE` tokens that its caches lack; none where the drafter has no caches."""
+    """A step whose draft finds `LATE` tokens that its caches lack; none if the drafter has no caches."""
     manifest = engine.bundle.manifest
     gear = min((gear for gear in manifest.gears if gear.neural), key=lambda gear: gear.slots, default=None)
     if gear is None or not manifest.drafter or not manifest.drafter.buffers:
         return []
     length = min(2 * LATE, gear.slots // 2)
-    late, found = length // 2, []
+    late, late_seconds = length // 2, []
     for _ in range(LEAST_ROUNDS + 2):
         state = filled(engine, gear.slots, length - late)
         engine.prefill(state, np.zeros(late, np.int64))
-        found.append(sum(time_step(engine, [state], gear)))
-    return [StepTime(gear=gear.name, length=length, us=round(float(np.median(found)), 2), late=late)]
+        late_seconds.append(sum(time_step(engine, [state], gear)))
+    return [StepTime(gear=gear.name, length=length, us=round(float(np.median(late_seconds)), 2), late=late)]

@@ -55,15 +55,15 @@ def measure_text(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
     """The text with every way; its answer goes on past the end token, so that all texts weigh the same."""
     opened = _opened(task, lab)
     name, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
-    found, _ = measure(
+    ways, _ = measure(
         _ways(opened, ids, lab),
         ids,
         lab.options(ask, task.at["temperature"]),
         ask.rounds,
         task.at["text"],
     )
-    held = {"text": name, "prompt_tokens": len(ids), "ways": found}
-    return held | {"bundle": opened.digest[:16]}
+    text = {"text": name, "prompt_tokens": len(ids), "ways": ways}
+    return text | {"bundle": opened.digest[:16]}
 
 
 SECTION = Section(

@@ -74,7 +74,7 @@ class Cell:
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
     """Texts by cell, in the order of the run."""
     cells = grouped(rows, "model", "bundle", "temperature", "length")
-    return [Cell(model, bundle, heat, length, own) for (model, bundle, heat, length), own in cells.items()]
+    return [Cell(model, bundle, heat, length, texts) for (model, bundle, heat, length), texts in cells.items()]
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
@@ -100,11 +100,11 @@ def _summary(cells: list[Cell]) -> Table:
         adaptive, best = cell.speedup(ADAPTIVE), cell.speedup(cell.best)
         floor = spread((cell.seconds(PLAIN) / cell.seconds(AGAIN)).tolist())
         regret = adaptive_regret(cell)
-        own = spread((cell.base / cell.seconds(ADAPTIVE)).tolist())
+        speedups = spread((cell.base / cell.seconds(ADAPTIVE)).tolist())
         lines.append(
             [
                 *(cell.model, cell.bundle, cell.temperature, cell.length, len(cell.rows), adaptive),
-                *(round(own["p1"], 2), round(floor["p1"], 2), best, cell.best),
+                *(round(speedups["p1"], 2), round(floor["p1"], 2), best, cell.best),
                 *(round(cell.accept_length(cell.best), 2), round(cell.overhead(cell.best), 2), round(100 * regret, 1)),
                 round(100 * cell.host_share, 1),
             ]
@@ -133,8 +133,8 @@ def _places(cells: list[Cell]) -> list[tuple[str, float]]:
 
 def _lines(cells: list[Cell], place: tuple[str, float]) -> Iterator[tuple[str, list[Cell]]]:
     for bundle in dict.fromkeys(cell.bundle for cell in cells):
-        if own := sorted((c for c in cells if c.place == place and c.bundle == bundle), key=lambda c: c.length):
-            yield bundle, own
+        if line := sorted((c for c in cells if c.place == place and c.bundle == bundle), key=lambda c: c.length):
+            yield bundle, line
 
 
 def _titles(cells: list[Cell]) -> list[str]:
@@ -152,17 +152,17 @@ def by_length(axes: Any, cells: Sequence[Cell]) -> None:
 
 def _draw_speedups(cells: list[Cell], canvas: Canvas) -> None:
     for axes, place in zip(draw.panels(canvas, _titles(cells)), _places(cells), strict=True):
-        for bundle, own in _lines(cells, place):
-            lengths = [cell.length for cell in own]
-            for name, found in (
-                ("adaptive", [cell.speedup(ADAPTIVE) for cell in own]),
-                ("best tree", [cell.speedup(cell.best) for cell in own]),
+        for bundle, line in _lines(cells, place):
+            lengths = [cell.length for cell in line]
+            for name, intervals in (
+                ("adaptive", [cell.speedup(ADAPTIVE) for cell in line]),
+                ("best tree", [cell.speedup(cell.best) for cell in line]),
             ):
                 way, ink = f"{bundle} {name}", draw.colour(bundle)
-                axes.plot(lengths, [one.value for one in found], draw.dashes(way), color=ink, label=way, marker="o",
+                axes.plot(lengths, [i.value for i in intervals], draw.dashes(way), color=ink, label=way, marker="o",
                           markersize=3)  # fmt: skip
-                axes.fill_between(lengths, [i.low for i in found], [i.high for i in found], color=ink, alpha=0.12,
-                                  linewidth=0)  # fmt: skip
+                axes.fill_between(lengths, [i.low for i in intervals], [i.high for i in intervals], color=ink,
+                                  alpha=0.12, linewidth=0)  # fmt: skip
         draw.equal_speed(axes)
         by_length(axes, cells)
     canvas.axes[0].set_ylabel("speed-up over plain decoding")
@@ -171,10 +171,10 @@ def _draw_speedups(cells: list[Cell], canvas: Canvas) -> None:
 
 def _draw_overhead(cells: list[Cell], canvas: Canvas) -> None:
     for axes, place in zip(draw.panels(canvas, _titles(cells)), _places(cells), strict=True):
-        for bundle, own in _lines(cells, place):
-            lengths, ink = [cell.length for cell in own], draw.colour(bundle)
-            gain = [cell.accept_length(cell.best) for cell in own]
-            cost = [cell.overhead(cell.best) for cell in own]
+        for bundle, line in _lines(cells, place):
+            lengths, ink = [cell.length for cell in line], draw.colour(bundle)
+            gain = [cell.accept_length(cell.best) for cell in line]
+            cost = [cell.overhead(cell.best) for cell in line]
             axes.plot(lengths, gain, color=ink, marker="o", markersize=3, label=f"{bundle} accept length")
             axes.plot(lengths, cost, ":", color=ink, marker="s", markersize=3, label=f"{bundle} overhead")
         axes.set_ylim(bottom=0)
@@ -186,12 +186,12 @@ def _draw_overhead(cells: list[Cell], canvas: Canvas) -> None:
 def _break_even(cells: list[Cell]) -> Table:
     lines = []
     for place in _places(cells):
-        for bundle, own in _lines(cells, place):
+        for bundle, line in _lines(cells, place):
             for name, ratios in (
-                ("adaptive", [cell.speedup(ADAPTIVE).value for cell in own]),
-                ("best tree", [cell.speedup(cell.best).value for cell in own]),
+                ("adaptive", [cell.speedup(ADAPTIVE).value for cell in line]),
+                ("best tree", [cell.speedup(cell.best).value for cell in line]),
             ):
-                lines.append([place[0], bundle, place[1], name, break_even([c.length for c in own], ratios)])
+                lines.append([place[0], bundle, place[1], name, break_even([c.length for c in line], ratios)])
     note = "OpenPangu-Medusa reports 1.35, 1.25, 1.10 and below 1 at 128, 256, 512 and 1024 tokens: break-even at 1024."
     columns = ("model", "bundle", "temperature", "way", "slower than plain from")
     return Table("Break-even length", columns, lines, note)

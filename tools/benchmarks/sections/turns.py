@@ -35,14 +35,14 @@ def ways_of(lab: Lab, ask: SectionSettings) -> dict[str, Way]:
     """
     opened = {bundle: lab.opened(bundle) for bundle in ask.bundles}
     every = min(ask.rounds, len(opened))
-    found = {
-        f"{PLAIN} {bundle}": Way(one.engine, one.policies(PLAIN), (at % every, every))
-        for at, (bundle, one) in enumerate(opened.items())
+    ways = {
+        f"{PLAIN} {bundle}": Way(source.engine, source.policies(PLAIN), (at % every, every))
+        for at, (bundle, source) in enumerate(opened.items())
     }
-    for bundle, one in opened.items():
+    for bundle, source in opened.items():
         for policy in ask.policies:
-            found[f"{bundle} {policy}"] = Way(one.engine, one.policies(policy))
-    return found
+            ways[f"{bundle} {policy}"] = Way(source.engine, source.policies(policy))
+    return ways
 
 
 def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
@@ -58,13 +58,13 @@ def measure_conversation(task: Task, ask: SectionSettings, lab: Lab) -> dict[str
     options = lab.options(ask, task.at["temperature"], ignore_eos=False)
     (turns,) = (t for t in lab.conversations(None) if t[0].conversation == task.at["conversation"])
     engine = next(iter(ways.values())).engine
-    told, found = Conversation(tokenizer_of(engine)), []
+    conversation, found = Conversation(tokenizer_of(engine)), []
     for number, prompt in enumerate(turns):
-        ids = told.ask(prompt)
+        ids = conversation.ask(prompt)
         if len(ids) + options.max_new_tokens > engine.bundle.manifest.dims.context:
             break
         by_way, plain = measure(ways, ids, options, ask.rounds, number + len(prompt.text))
-        told.answer(plain.token_ids)
+        conversation.answer(plain.token_ids)
         found.append(
             {"id": prompt.id, "source": prompt.source, "turn": number + 1, "prompt_tokens": len(ids), "ways": by_way}
         )

@@ -72,8 +72,8 @@ def _summary(turns: list[ComparedTurn], places: list[Place]) -> Table:
     lines = []
     for place in places:
         for way in _ways(turns):
-            if own := _of(turns, place, way):
-                lines.append([*place, way, *_figures(own)])
+            if measured := _of(turns, place, way):
+                lines.append([*place, way, *_figures(measured)])
     columns = (
         *("model", "temperature", "way", "turns", "same text", "plain tokens/s", "tokens/s", "speed-up (95 %)", "mean"),
         *("p1", "p10", "p50", "p90", "p99", "accept length", "median", "p99 "),
@@ -118,8 +118,8 @@ def _accepted(turns: list[ComparedTurn], places: list[Place]) -> Table:
     lines = []
     for place in places:
         for way in _ways(turns):
-            if own := _of(turns, place, way):
-                counts = Counter(min(n, len(LONG)) for turn in own for n in turn.figures["accepted"])
+            if measured := _of(turns, place, way):
+                counts = Counter(min(n, len(LONG)) for turn in measured for n in turn.figures["accepted"])
                 total = sum(counts.values())
                 lines.append(
                     [*place, way, total, *(round(100 * counts[n] / total, 1) for n in range(1, len(LONG) + 1))]
@@ -136,7 +136,7 @@ def _bundles(rows: list[Row]) -> Table:
         texts = texts_of(rows, model)
         factors = bundle_factors(texts)
         rounds = [plain_rounds(ways, factors) for ways in texts]
-        floor = spread([one / float(np.median(own)) for own in rounds for one in own])
+        floor = spread([second / float(np.median(seconds)) for seconds in rounds for second in seconds])
         for name, factor in factors.items():
             lines.append([model, name, round(factor, 3), *(round(floor[p], 3) for p in ("p1", "p50", "p99"))])
     columns = ("model", "way", "its time over the bundles' mean", "a round over its text's median, p1", "p50", "p99")
@@ -152,9 +152,9 @@ def _families(turns: list[ComparedTurn]) -> Table:
     drafted = (turn for turn in turns if not is_plain(turn.way))
     groups = gathered(drafted, lambda turn: (turn.source, turn.model, turn.temperature, turn.way))
     lines = []
-    for place, own in sorted(groups.items()):
-        accepted = mean([n for turn in own for n in turn.figures["accepted"]])
-        lines.append([*place, len(own), total_speedup(own), accepted])
+    for place, family_turns in sorted(groups.items()):
+        accepted = mean([n for turn in family_turns for n in turn.figures["accepted"]])
+        lines.append([*place, len(family_turns), total_speedup(family_turns), accepted])
     columns = ("family", "model", "temperature", "way", "turns", "speed-up (95 %)", "accept length (95 %)")
     return Table("By task family", columns, lines)
 
@@ -204,8 +204,8 @@ def _draw_stages(turns: list[ComparedTurn], places: list[Place], canvas: Canvas)
 def _gears(turns: list[ComparedTurn]) -> Table:
     lines = []
     adaptive = (turn for turn in turns if turn.way.endswith("adaptive"))
-    for place, own in gathered(adaptive, lambda turn: (turn.model, turn.temperature, turn.way)).items():
-        steps = sum((Counter(turn.figures["gears"]) for turn in own), Counter())
+    for place, chosen in gathered(adaptive, lambda turn: (turn.model, turn.temperature, turn.way)).items():
+        steps = sum((Counter(turn.figures["gears"]) for turn in chosen), Counter())
         total = sum(steps.values())
         shares = ", ".join(f"{gear} {100 * count / total:.0f} %" for gear, count in steps.most_common())
         lines.append([*place, total, shares])
