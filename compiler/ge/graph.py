@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,10 +134,16 @@ class Graph:
 
     def readers(self, name: str) -> Iterator[tuple[Node, int]]:
         """Every (node, input number) that reads an output of the node ``name``."""
+        return iter(self._readers.get(name, ()))
+
+    @cached_property
+    def _readers(self) -> dict[str, list[tuple[Node, int]]]:
+        readers: dict[str, list[tuple[Node, int]]] = {}
         for node in self.nodes.values():
             for i, edge in enumerate(node.inputs):
-                if edge is not None and edge.node == name and edge.output >= 0:
-                    yield node, i
+                if edge is not None and edge.output >= 0:
+                    readers.setdefault(edge.node, []).append((node, i))
+        return readers
 
     def counts(self) -> dict[str, int]:
         """Operator type -> how many, most frequent first."""
