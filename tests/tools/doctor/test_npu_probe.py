@@ -220,12 +220,13 @@ import sys, time
 from pathlib import Path
 from draftwood.tools.commands import doctor
 from draftwood.tools.doctor import npu_report
-from draftwood.tools.doctor.npu_steps import Step
+from draftwood.tools.doctor.npu_steps import TrialCommand
 
 npu_report.PIECES = ()
 npu_report.probed = lambda *_, **__: []
 waits = f"open({str(tmp_path / "begun")!r}, 'w'); import time; time.sleep(600)"
-npu_report.steps = lambda *_: [Step(n, (sys.executable, "-c", c), 60) for n, c in (("one", "print(1)"), ("two", waits))]
+lines = (("one", "print(1)"), ("two", waits))
+npu_report.steps = lambda *_: [TrialCommand(name, (sys.executable, "-c", line), 60) for name, line in lines]
 doctor.report = lambda: {{"ascend": {{"npus": 1, "npu_device_files": 1}}}}
 from draftwood.tools.cli import main
 main(["doctor", "--npu", {str(tmp_path / "report.json")!r}])
