@@ -23,7 +23,7 @@ RELEASE = "1.33"
 
 def understood(words: list[str]) -> Any:
     """The command line's parse of the words; SystemExit if it refuses them."""
-    return cli._parse(words[0], importlib.import_module(f"draftwood.tools.commands.{words[0]}"), words)
+    return cli._parse(cli.DRAFTWOOD, words[0], importlib.import_module(f"draftwood.tools.commands.{words[0]}"), words)
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,10 @@ def test_the_manifest_describes_the_drafter(
     # The eager reference is rebuilt from the checkpoint's own fields.
     assert drafter_of(entry) == opened.model
     assert msgspec.json.decode(msgspec.json.encode(asdict(opened.model.config))) == entry.config
-    assert (entry.features, entry.kv_heads, entry.head_dim) == (192, 2, 16)
-    wanted = {"eagle3": (1, 3, 3), "fasteagle": (3, 3, 10)}
-    assert (entry.layers, entry.levels, entry.candidates) == wanted[kind]
+    layers, levels, candidates = {"eagle3": (1, 3, 3), "fasteagle": (3, 3, 10)}[kind]
+    assert (entry.features, entry.levels, entry.candidates) == (192, levels, candidates)
+    names = [f"draft_{side}_cache.{layer}" for layer in range(layers) for side in ("key", "value")]
+    assert [(rows.name, rows.heads, rows.width) for rows in entry.buffers] == [(name, 2, 16) for name in names]
 
 
 def test_every_tree_has_its_draft_graph(kind: str, tiny_draft_bundles: dict[str, Path]) -> None:

@@ -28,7 +28,7 @@ def bundles(tiny_bundles: dict[str, Path]) -> dict[str, Bundle]:
 @pytest.mark.parametrize("engine", [CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "fasteagle"])
 def test_what_was_built_passes(bundles: dict[str, Bundle], kind: str, engine: type[CpuEngine]) -> None:
-    prove(engine(bundles[kind], 1))
+    prove(engine(bundles[kind], Opening(threads=1)))
 
 
 def causal(draft):  # type: ignore[no-untyped-def]

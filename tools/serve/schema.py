@@ -79,7 +79,9 @@ def _get(path: str, kind: type | None) -> dict[str, Any]:
 def _post(body: type, made: tuple[type, ...]) -> dict[str, Any]:
     answer = _answer(made[0])
     if len(made) > 1:
-        answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        # Before OpenAPI 3.2 it describes each event.
+        event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+        answer["content"]["text/event-stream"] = {"schema": event}
     content = {"application/json": {"schema": _reference(body)}}
     return {"requestBody": {"required": True, "content": content}, "responses": {"200": answer} | _errors(*_REASONS)}
 

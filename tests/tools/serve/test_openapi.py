@@ -37,7 +37,9 @@ def described(started: Callable[..., Any], tiny_bundle: Path) -> Any:
 
 @pytest.mark.parametrize(("path", "method", "way"), CASES, ids=[f"{path} {way.value}" for path, _, way in CASES])
 def test_no_fault_and_no_answer_against_the_schema(described: Any, path: str, method: str, way: Any) -> None:
-    @settings(max_examples=30 if method == "post" else 3, suppress_health_check=list(HealthCheck))
+    examples = 30 if method == "post" else 3
+
+    @settings(max_examples=examples, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(case=described[path][method].as_strategy(generation_mode=way))
     def hold(case: Any) -> None:
         case.call_and_validate(checks=CHECKS, timeout=300)
