@@ -97,6 +97,17 @@ def test_a_four_bit_teacher_is_timed_and_built_in_one_precision(
     assert named == ["build"] * (1 + drafted) == [stage.words[0] for stage in found if stage.words[0] == "build"]
 
 
+@pytest.mark.parametrize(("more", "candidates"), [((), 1), (("--batch-size", 1), 4), (("--precision", "exact"), 4)])
+def test_only_chains_are_counted_where_no_other_tree_can_be_built(
+    tiny_teacher: Path, tiny_heads: Path, tmp_path: Path, more: tuple[object, ...], candidates: int
+) -> None:
+    words = (tiny_teacher, "--drafter", tiny_heads, "--precision", "nbits", *more)
+    named = {stage.name: stage.words for stage in stages_for(tmp_path, *words)}
+    assert named["first bundle"][named["first bundle"].index("--tree") + 1].endswith(f":{candidates}")
+    rows = named["times"][named["times"].index("--rows") + 1]
+    assert rows.endswith(",6") if candidates == 1 else rows.endswith(",16")
+
+
 def test_four_bits_for_a_device_are_modelled_so_and_judged_on_this_machine(
     save_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -15,6 +15,8 @@ from draftwood.trees.spec import LONG_ROWS, LOOKUPS
 LEVELS, CANDIDATES = 5, 4
 # Rows that are timed besides that tree's, and nodes of the largest tree that is planned.
 ROWS, NODES = "1,2,3,4,5,6,8,12,16", 15
+# Of chains there are none longer than those that are counted.
+CHAIN_ROWS = ",".join(map(str, range(1, LEVELS + 2)))
 SAMPLED = 0.8
 COUNTED, JUDGING = "counted.jsonl", "judging.jsonl"
 
@@ -32,6 +34,7 @@ def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
         # Packed weights are laid out for one target; the trees are judged in the same four bits on this machine.
         here = work / "here"
         yield _build(args, "build", args.out, why, *trees, "--target", "ge")
+        trees = ("--tree", tree, "--kv", args.kv)  # of one sequence, so that they may branch
         yield _build(args, "build for this machine", here, "has the same trees, to compare texts with", *trees)
     else:
         yield _build(args, "build", args.out, why, *trees, *(("--target", "onnx,ge") if args.device else ()))
@@ -67,7 +70,8 @@ def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     """The stages from a drafter to a plan."""
     first, latency, plan = work / "first", work / "latency.json", work / "plan.json"
     counted = ("--prompts", str(work / COUNTED))
-    wide = ("--tree", _counting_tree(args), "--kv", args.kv.split(",")[-1], *_texts(args))
+    shared = () if args.device else _texts(args)  # a device's times are modelled
+    wide = ("--tree", _counting_tree(args), "--kv", args.kv.split(",")[-1], *shared)
     yield _build(args, "first bundle", first, "has one wide tree, to count with", *wide)
     stats = work / "greedy.stats", work / "sampled.stats"
     for out, temperature in zip(stats, (0, SAMPLED), strict=True):
@@ -79,8 +83,9 @@ def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
         words = ("profile", "--device", args.device, *modelled, "--out", str(latency))
         yield Stage("times", words, latency, f"models steps on {args.device}")
     else:
-        shared = ",".join(str(1 << power) for power in range(args.batch_size.bit_length()))
-        words = ("profile", str(first), "--rows", ROWS, "--batch-size", shared, "--out", str(latency))
+        sizes = ",".join(str(1 << power) for power in range(args.batch_size.bit_length()))
+        rows = CHAIN_ROWS if _chains_only(args) else ROWS
+        words = ("profile", str(first), "--rows", rows, "--batch-size", sizes, "--out", str(latency))
         yield Stage("times", words, latency, "times steps of so many rows here")
     files = ("--stats", *map(str, stats), "--latency", str(latency))
     nodes = str(min(NODES, _most_rows(args) - 1))
@@ -120,7 +125,7 @@ def _most_rows(args: argparse.Namespace) -> int:
 
 
 def _counting_tree(args: argparse.Namespace) -> str:
-    """The deepest tree that the drafter can draft.
+    """The deepest tree that the drafter can draft; a chain if the plan may have no other.
 
     Raises:
         CheckpointError: teacher or drafter cannot be used.
@@ -134,12 +139,25 @@ def _counting_tree(args: argparse.Namespace) -> str:
 
     teacher = Checkpoint.open(resolve(args.model))
     drafter, refusal = open_drafter(resolve(args.drafter), teacher).model, ""
+    candidates = 1 if _chains_only(args) else CANDIDATES
     for levels in range(LEVELS, 0, -1):
-        spec = f"backbone:{levels}:{CANDIDATES}"
+        spec = f"backbone:{levels}:{candidates}"
         try:
             check_tree(drafter, spec, parse_specs(spec)[1][1], teacher.config)
         except TreeError as error:
             refusal = str(error)
         else:
             return spec
-    raise RequestError(f"--drafter {args.drafter}: drafts no tree of {CANDIDATES} candidates: {refusal}")
+    raise RequestError(f"--drafter {args.drafter}: drafts no tree of {candidates} candidates: {refusal}")
+
+
+def _chains_only(args: argparse.Namespace) -> bool:
+    """Whether no tree that branches can be built: a CPU decodes several sequences with rows in eight bits by chains."""
+    if args.batch_size == 1 or args.device:
+        return False
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.compiler.teachers.conversion import in_precision
+    from draftwood.tools.demo import resolve
+
+    config = in_precision(Checkpoint.open(resolve(args.model)), args.precision).config
+    return bool(config.quantised or config.packed)
