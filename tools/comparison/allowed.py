@@ -32,7 +32,7 @@ FACTOR_IN_HALF = 1
 # on SmolLM2: 0.4 of that in four bits, 0.3 in W8A8.
 FACTOR_OF_STEPS = 2
 SEEDS = 2
-_STEPS = 127  # of a row's, or a block's, largest value where it is rounded to int8
+STEPS = 127  # of a row's, or a block's, largest value where it is rounded to int8
 # A row with less added to it than this share of the median's counts as one with so much. Otherwise the last bits of a
 # state that is a thousand times as large would be all of it.
 _LEAST = 0.1
@@ -101,7 +101,7 @@ class _Move:
             return normed_TH
         (rows, width), block = normed_TH.shape, self._block or normed_TH.shape[-1]
         at_T1 = torch.randint(width, (rows, 1), generator=self._random)
-        step_TX = normed_TH.unflatten(-1, (-1, block)).abs().amax(-1) / _STEPS
+        step_TX = normed_TH.unflatten(-1, (-1, block)).abs().amax(-1) / STEPS
         return normed_TH.scatter_add(1, at_T1, step_TX.gather(1, at_T1 // block))
 
     def _moved(self, state_TH: Tensor) -> Tensor:

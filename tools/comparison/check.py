@@ -29,6 +29,7 @@ from draftwood.tools.comparison.batches import compare_texts
 from draftwood.tools.comparison.compare import (
     CHOSEN,
     ROUNDED_TOLERANCE,
+    SCORES,
     Comparison,
     Pair,
     compare_chunk,
@@ -36,6 +37,7 @@ from draftwood.tools.comparison.compare import (
     worst,
 )
 from draftwood.tools.comparison.device_steps import compare_acceptance, compare_whole, in_parts
+from draftwood.tools.comparison.drafts import measured_drafts
 from draftwood.tools.comparison.faults import (
     Control,
     ReferenceSteps,
@@ -122,10 +124,21 @@ def _pairs(bundle: Bundle, prompts: list[NDArray[np.int64]], only: str | None) -
         npu = engine_kind(name).target == "ge"  # held against eager PyTorch in the NPU's type
         if npu not in references:
             references[npu] = ExchangedEager(bundle, npu=npu)
-            moves[npu] = measured(references[npu], prompts[:1])
+            moves[npu] = _measured(references[npu], prompts)
         yield from _of_engine(bundle, name, references[npu], *moves[npu])
     if len(references) > 1:
         yield Pair("eager", references[False], references[True], ROUNDED_TOLERANCE)
+
+
+def _measured(
+    reference: ExchangedEager, prompts: list[NDArray[np.int64]]
+) -> tuple[dict[str, Allowed], dict[str, Allowed]]:
+    """By quantity what rounding may move of whole launches, and of halves of blocks and the drafts after them."""
+    whole, halves = measured(reference, prompts[:1])
+    if not reference.bundle.manifest.int8 or reference.half:
+        return whole, halves
+    least = Allowed(SCORES * QUANTISED_TOLERANCE, CHOSEN)
+    return whole, halves | {"draft scores": max(least, measured_drafts(reference, prompts))}
 
 
 def _of_engine(

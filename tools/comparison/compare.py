@@ -106,7 +106,7 @@ class Pair:
         where: str,
         tolerance: float | None = None,
     ) -> Comparison:
-        """Holds a quantity against its reference; ``tolerance`` is allowed where it is not the pair's."""
+        """Holds a quantity against its reference; ``tolerance`` is allowed if none was measured, not the pair's."""
         if tolerance is None and self.following:
             return self.found(gear, graph, quantity, row_difference(got - want, want), where)
         return self.found(gear, graph, quantity, relative_difference(got, want), where, tolerance)
@@ -115,9 +115,7 @@ class Pair:
         self, gear: str, graph: str, quantity: str, difference: float, where: str, tolerance: float | None = None
     ) -> Comparison:
         """A difference that is known already."""
-        allowed = self.measured.get(quantity, Allowed(self.tolerance, CHOSEN))
-        if tolerance is not None:
-            allowed = Allowed(tolerance, CHOSEN)
+        allowed = self.measured.get(quantity, Allowed(self.tolerance if tolerance is None else tolerance, CHOSEN))
         return Comparison(gear, graph, self.name, quantity, difference, allowed.value, where, allowed.reason)
 
     def rows(self, gear: str, graph: str, got: TeacherOutput, want: TeacherOutput, where: str) -> Iterator[Comparison]:
