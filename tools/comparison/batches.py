@@ -86,8 +86,11 @@ def _compare_drafts(
     drafts = pair.engine.draft(sides[0], [gear] * len(roots))
     yield from compare_drafts(pair, gear, list(zip(wants, drafts, strict=True)))
     others = pair.engine.draft([*sides[0][1:], sides[0][0]], [gear] * len(roots))
-    apart = pair.compared(gear.name, gear.draft or "", "draft scores", others[0].scores_M, wants[0].scores_M, "others")
-    yield control(pair, gear, DRAFT_FAULT, [apart])
+    wrong = [
+        (want, other._replace(tokens_T=np.append(want.tokens_T[:1], other.tokens_T[1:])))
+        for want, other in zip(wants, others, strict=True)
+    ]
+    yield control(pair, gear, DRAFT_FAULT, compare_drafts(pair, gear, wrong))
 
 
 def _random_draft(engine: Engine, gear: Gear, random: np.random.Generator) -> Draft:
