@@ -86,10 +86,7 @@ def _compare_drafts(
     drafts = pair.engine.draft(sides[0], [gear] * len(roots))
     yield from compare_drafts(pair, gear, list(zip(wants, drafts, strict=True)))
     others = pair.engine.draft([*sides[0][1:], sides[0][0]], [gear] * len(roots))
-    wrong = [
-        (want, other._replace(tokens_T=np.append(want.tokens_T[:1], other.tokens_T[1:])))
-        for want, other in zip(wants, others, strict=True)
-    ]
+    wrong = [(want, single.of_root(other, want)) for want, other in zip(wants, others, strict=True)]
     yield control(pair, gear, DRAFT_FAULT, compare_drafts(pair, gear, wrong))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +32,8 @@ def measured_drafts(engine: Engine, prompts: Iterable[NDArray[np.int64]]) -> All
     gears = {gear.tree: gear for gear in engine.bundle.manifest.gears if gear.neural}
     for prompt in prompts:
         for gear in gears.values():
-            want = _drafted(engine, gear, prompt, None)
-            for seed in range(_SEEDS):
-                got = _drafted(engine, gear, prompt, seed)
+            want, *others = _drafted(engine, gear, prompt)
+            for got in others:
                 alike = np.logical_and.accumulate(want.tokens_T == got.tokens_T)[:-1]  # before the first that differs
                 differences = np.abs(want.scores_M - got.scores_M)[alike[: len(want.scores_M)]]
                 apart = max(apart, float(differences.max() / max(1.0, float(np.abs(want.scores_M).max()))))
@@ -41,14 +41,17 @@ def measured_drafts(engine: Engine, prompts: Iterable[NDArray[np.int64]]) -> All
     return Allowed(FACTOR_OF_STEPS * apart, f"{FACTOR_OF_STEPS} times that: {moved}")
 
 
-def _drafted(engine: Engine, gear: Gear, prompt: NDArray[np.int64], seed: int | None) -> Draft:
-    """A draft after a prompt; with a seed from states that are moved."""
-    state = engine.begin(gear.slots)
+def _drafted(engine: Engine, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Draft]:
+    """A draft after a prompt, then one for each seed from states that are moved."""
+    state, block = engine.begin(gear.slots), BLOCK if engine.bundle.manifest.packed else 0
     engine.prefill(state, prompt[:-1])
     assert state.draft is not None
-    if seed is not None:
-        _move(state.draft, seed, BLOCK if engine.bundle.manifest.packed else 0)
-    return single.draft(engine, state, gear, int(prompt[-1]))
+    unseen = state.draft
+    for seed in (None, *range(_SEEDS)):
+        state.draft = deepcopy(unseen)
+        if seed is not None:
+            _move(state.draft, seed, block)
+        yield single.draft(engine, state, gear, int(prompt[-1]))
 
 
 def _move(cache: DraftCache, seed: int, block: int) -> None:

@@ -96,18 +96,14 @@ def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterato
     faults = {"teacher's states misplaced": drafted(pair, gear, prompt, roots, _misplaced)}
     drafter = pair.reference.bundle.manifest.drafter
     if drafter is not None and drafter.buffers:
+        right = drafted(pair, gear, prompt, [before, *roots])
+        # The reference's drafts next to the engine's of the root before.
         faults["token before the root in its place"] = [
-            (want, got._replace(tokens_T=np.append(want.tokens_T[0], got.tokens_T[1:])))
-            for want, got in _shifted(drafted(pair, gear, prompt, [before, *roots]))
+            (want, single.of_root(got, want)) for (want, _), (_, got) in zip(right[1:], right[:-1], strict=True)
         ]
         faults["drafter's caches forgotten"] = drafted(pair, gear, prompt, roots, _forgotten)
     for fault, drafts in faults.items():
         yield control(pair, gear, fault, compare_drafts(pair, gear, drafts))
-
-
-def _shifted(drafts: list[tuple[Draft, Draft]]) -> list[tuple[Draft, Draft]]:
-    """The reference's drafts next to the engine's of the root before."""
-    return [(want, got) for (want, _), (_, got) in zip(drafts[1:], drafts, strict=False)]
 
 
 def drafted(

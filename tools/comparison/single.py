@@ -20,6 +20,11 @@ def draft(engine: Engine, state: SequenceState, gear: Gear, root: int) -> Draft:
     return engine.draft([state], [gear])[0]
 
 
+def of_root(draft: Draft, right: Draft) -> Draft:
+    """The draft with the root of the ``right`` one, as if it were of that."""
+    return draft._replace(tokens_T=np.append(right.tokens_T[:1], draft.tokens_T[1:]))
+
+
 def verify(engine: Engine, state: SequenceState, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> TeacherOutput:
     """Runs a tree's rows after the text; the branch is left open, for ``state.commit`` to choose from."""
     proposal = Draft(np.asarray(tokens_T), np.zeros(0, np.float32), tree)
