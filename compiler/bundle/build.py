@@ -44,7 +44,7 @@ def build(
     if not any(tree.nodes for _, tree in request.shapes.drafted):
         sources = replace(sources, drafter=None)  # no step would ask it for anything
     if not request.bitwise and _needs_bitwise(request, sources):
-        _check_alone(request)
+        _check_alone(request, sources)
         request = replace(request, bitwise=True)
     with staged(out) as folder:
         graph_sets = tuple(s for name in request.targets for s in _lower(name, folder, request, sources, progress))
@@ -62,18 +62,26 @@ def build(
 def _needs_bitwise(request: BuildRequest, sources: Sources) -> bool:
     """Whether only the bitwise step gives the text of plain decoding. Rounding to int8 turns differences of last bits
     into whole steps, and rows off a tree's first path have other last bits."""
-    config = sources.teacher.config
-    return bool(_branching(request)) and bool(config.quantised or config.packed) and "onnx" in request.targets
+    return bool(_branching(request)) and _rounds_rows(sources.teacher.config) and "onnx" in request.targets
+
+
+def chains_only(config: TeacherConfig, targets: Sequence[str], texts: int) -> bool:
+    """Whether no tree may branch: the bitwise step, which branching trees of rounded rows need, takes one text."""
+    return texts > 1 and tuple(targets) == ("onnx",) and _rounds_rows(config)
+
+
+def _rounds_rows(config: TeacherConfig) -> bool:
+    return bool(config.quantised or config.packed)
 
 
 def _branching(request: BuildRequest) -> list[str]:
     return [name for name, tree in request.trees if branches(tree.rows, tree.depth)]
 
 
-def _check_alone(request: BuildRequest) -> None:
+def _check_alone(request: BuildRequest, sources: Sources) -> None:
     """Refuses graphs for several texts: the bitwise step takes one text a launch."""
     texts = max((request.texts, *request.shapes.batches))
-    if texts > 1 and request.targets == ("onnx",):
+    if chains_only(sources.teacher.config, request.targets, texts):
         raise TreeError(
             f"tree {_branching(request)[0]}: branches, and a CPU decodes such trees of a teacher in eight or four bits"
             f" one text a launch; for {texts} texts give chains (--tree chain:3), or build for one"

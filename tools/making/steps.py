@@ -71,7 +71,8 @@ def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     first, latency, plan = work / "first", work / "latency.json", work / "plan.json"
     counted = ("--prompts", str(work / COUNTED))
     shared = () if args.device else _texts(args)  # a device's times are modelled
-    wide = ("--tree", _counting_tree(args), "--kv", args.kv.split(",")[-1], *shared)
+    chains = bool(shared) and _chains_only(args)
+    wide = ("--tree", _counting_tree(args, 1 if chains else CANDIDATES), "--kv", args.kv.split(",")[-1], *shared)
     yield _build(args, "first bundle", first, "has one wide tree, to count with", *wide)
     stats = work / "greedy.stats", work / "sampled.stats"
     for out, temperature in zip(stats, (0, SAMPLED), strict=True):
@@ -84,7 +85,7 @@ def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
         yield Stage("times", words, latency, f"models steps on {args.device}")
     else:
         sizes = ",".join(str(1 << power) for power in range(args.batch_size.bit_length()))
-        rows = CHAIN_ROWS if _chains_only(args) else ROWS
+        rows = CHAIN_ROWS if chains else ROWS
         words = ("profile", str(first), "--rows", rows, "--batch-size", sizes, "--out", str(latency))
         yield Stage("times", words, latency, "times steps of so many rows here")
     files = ("--stats", *map(str, stats), "--latency", str(latency))
@@ -124,8 +125,8 @@ def _most_rows(args: argparse.Namespace) -> int:
     return min(most_rows(layer.group) for layer in config.packed if layer.group)
 
 
-def _counting_tree(args: argparse.Namespace) -> str:
-    """The deepest tree that the drafter can draft; a chain if the plan may have no other.
+def _counting_tree(args: argparse.Namespace, candidates: int) -> str:
+    """The deepest tree that the drafter can draft; a chain of one candidate.
 
     Raises:
         CheckpointError: teacher or drafter cannot be used.
@@ -139,7 +140,6 @@ def _counting_tree(args: argparse.Namespace) -> str:
 
     teacher = Checkpoint.open(resolve(args.model))
     drafter, refusal = open_drafter(resolve(args.drafter), teacher).model, ""
-    candidates = 1 if _chains_only(args) else CANDIDATES
     for levels in range(LEVELS, 0, -1):
         spec = f"backbone:{levels}:{candidates}"
         try:
@@ -152,12 +152,11 @@ def _counting_tree(args: argparse.Namespace) -> str:
 
 
 def _chains_only(args: argparse.Namespace) -> bool:
-    """Whether no tree that branches can be built: a CPU decodes several sequences with rows in eight bits by chains."""
-    if args.batch_size == 1 or args.device:
-        return False
+    """Whether the bundle can have no tree that branches."""
+    from draftwood.compiler.bundle.build import chains_only
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.conversion import in_precision
     from draftwood.tools.demo import resolve
 
     config = in_precision(Checkpoint.open(resolve(args.model)), args.precision).config
-    return bool(config.quantised or config.packed)
+    return chains_only(config, ("onnx",), args.batch_size)
