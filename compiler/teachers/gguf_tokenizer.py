@@ -137,9 +137,14 @@ def _sentencepiece(header: Header, tokens: list[str]) -> Tokenizer:
     prefix = bool(header.fields.get(f"{_PREFIX}add_space_prefix", True))
     scheme = "first" if prefix else "never"
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, *([decoders.Strip(content=" ", left=1)] if prefix else [])])
+    tokenizer.decoder = spaces_decoder(int(prefix))
     return tokenizer
+
+
+def spaces_decoder(spaces: int) -> Any:
+    """The decoder of SentencePiece's spelling of spaces and bytes; takes so many spaces off a text's beginning."""
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, *([decoders.Strip(content=" ", left=spaces)] if spaces else [])])
 
 
 _BUILDERS: dict[str, Callable[[Header, list[str]], Tokenizer]] = {"gpt2": _byte_level, "llama": _sentencepiece}

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
@@ -32,6 +32,7 @@ from draftwood.compiler.checkpoints.sentencepiece_file import (
     read_model,
     refuse,
 )  # fmt: skip
+from draftwood.compiler.teachers.gguf_tokenizer import spaces_decoder
 from draftwood.errors import CheckpointError
 
 FILE = "tokenizer.model"
@@ -175,7 +176,7 @@ def _as_llama(tokenizer: Tokenizer, config: Fields) -> None:
     prefix = config.flag("add_prefix_space", True)
     scheme = "never" if not prefix else "always" if config.flag("legacy", False) else "first"
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
-    tokenizer.decoder = _decoder(int(prefix))
+    tokenizer.decoder = spaces_decoder(int(prefix))
 
 
 def _as_sentencepiece(tokenizer: Tokenizer, held: Any, apart: Sequence[str]) -> None:
@@ -192,7 +193,7 @@ def _as_sentencepiece(tokenizer: Tokenizer, held: Any, apart: Sequence[str]) -> 
     if apart:
         symbols = "|".join(re.escape(symbol) for symbol in sorted(apart, key=len, reverse=True))
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(symbols), behavior="isolated")
-    tokenizer.decoder = _decoder(_ALL if spec.remove_extra_whitespaces else int(spec.add_dummy_prefix))
+    tokenizer.decoder = spaces_decoder(_ALL if spec.remove_extra_whitespaces else int(spec.add_dummy_prefix))
 
 
 def _table(table: bytes) -> list[Any]:
@@ -202,12 +203,6 @@ def _table(table: bytes) -> list[Any]:
     if by_table.normalize_str("\r") != by_table.normalize_str("\n"):
         return [by_table]
     return [normalizers.Replace("\r\n", "\n\n"), by_table]
-
-
-def _decoder(spaces: int) -> Any:
-    """Takes so many spaces off a text's beginning."""
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    return decoders.Sequence([*steps, *([decoders.Strip(content=" ", left=spaces)] if spaces else [])])
 
 
 def _add(path: Path, tokenizer: Tokenizer, added: Mapping[int, AddedToken]) -> None:
