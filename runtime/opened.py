@@ -183,18 +183,17 @@ def open_bundle(folder: Path, opening: Opening) -> OpenedBundle:
     """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
     bundle, refused = Bundle.open(folder, opening.verify), None
     name = opening.engine or default_engine(bundle)
-    chosen = replace(opening, engine=name)
     try:
-        engine = proved_engine(bundle, chosen)
+        engine = proved_engine(bundle, replace(opening, engine=name))
     except (UserError, RuntimeError) as error:  # an operator that a device lacks is torch's own error
         if not opening.fallback or name == (other := host_engine(bundle)):
             raise
         reason = str(error).strip().partition("\n")[0]
         refused = reason if reason.startswith("--engine") else f"--engine {name}: {reason}"
-        chosen = replace(opening, engine=other)
-        engine = proved_engine(bundle, chosen)
-    times = tuned_times(bundle, chosen.engine or name, chosen.threads)
-    return OpenedBundle(bundle, engine, chosen, times, refused)
+        name = other
+        engine = proved_engine(bundle, replace(opening, engine=name))
+    times = tuned_times(bundle, name, opening.threads)
+    return OpenedBundle(bundle, engine, replace(opening, engine=name), times, refused)
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:
