@@ -61,6 +61,9 @@ def read_model(path: Path) -> Any:
     if model is None or not model.pieces:  # other bytes may be a message by chance
         refuse(path, "is no SentencePiece model")
     texts = [piece.piece for piece in model.pieces]
+    # protobuf hands out bytes that are no UTF-8 as they are.
+    if damaged := [id_ for id_, text in enumerate(texts) if not isinstance(text, str)]:
+        refuse(path, f"piece {damaged[0]} is {texts[damaged[0]]!r}, expected UTF-8")
     if "" in texts or len(set(texts)) != len(texts):
         refuse(path, f"has {len(texts)} pieces, expected each once and none empty")
     if not 0 <= model.trainer.unk_id < len(texts):

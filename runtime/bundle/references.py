@@ -271,9 +271,8 @@ def _sizes(graph: GraphSignature, manifest: Manifest) -> Sizes:
     if graph.static:
         kept_rows = dims.path_rows if drafter and drafter.buffers else 1  # one without caches reads a path's last row
         sizes |= {"B": graph.batch, "T": rows, "M": rows - 1, "G": kept_rows}
-        sizes |= dict.fromkeys("RX", 1 if graph.kind == "prefill" else rows * graph.batch)
-    if graph.kind == "prefill":
-        del sizes["X"]
+        # Features of a prompt's rows may be those of any of them.
+        sizes |= {"R": 1} if graph.kind == "prefill" else dict.fromkeys("RX", rows * graph.batch)
     return sizes
 
 

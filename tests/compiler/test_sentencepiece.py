@@ -175,6 +175,10 @@ FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         "at a word's end",
     ),
     "unused": (lambda model: edited(model, lambda held: setattr(held.pieces[700], "type", 5)), "1 pieces that it"),
+    "bytes": (
+        lambda model: edited(model, lambda held: setattr(held.pieces[7], "piece", "q~q")).replace(b"q~q", b"\xff" * 3),
+        "piece 7 is .*expected UTF-8",
+    ),
     "unknown": (lambda model: edited(model, lambda held: setattr(held.trainer_spec, "unk_id", 9999)), "unk_id is 9999"),
 }  # fmt: skip
 

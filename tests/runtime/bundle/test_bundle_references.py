@@ -72,6 +72,10 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no draft": (lambda m: m["gears"][-1].update(draft=None), "draft is None beside a tree of 7 rows"),
     "plain draft": (lambda m: m["gears"][0].update(draft="draft"), "draft is 'draft' beside a tree of 1 rows"),
     "no drafter": (lambda m: m.update(drafter=None), "drafts, but the manifest has no drafter"),
+    "prompt of any size": (
+        lambda m: graph(m, "step").update(kind="prefill"),
+        "has sizes that are chosen at run time",
+    ),
     "levels": (lambda m: m["drafter"].update(levels=3), r"candidates .*expected int64 \[3, 10\]"),
     "features": (lambda m: m["drafter"].update(features=63), r"features .*expected \[3, 63\]"),
     "alias": (lambda m: graph(m, "step")["aliases"].update({"logits": "tokens"}), "alias logits -> tokens: logits"),
