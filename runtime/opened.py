@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -150,6 +149,8 @@ class OpenedBundle:
 
     async def _apart(self, call: Callable[[], _Given]) -> _Given:
         """The result of a call, in its own thread."""
+        import asyncio  # a program that calls it has loaded it; others need not
+
         if self._threads is None:
             self._threads = ThreadPoolExecutor(ASYNC_THREADS, "draftwood")
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
@@ -181,19 +182,27 @@ class OpenedBundle:
 
 def open_bundle(folder: Path, opening: Opening) -> OpenedBundle:
     """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
-    bundle, refused = Bundle.open(folder, opening.verify), None
+    bundle = Bundle.open(folder, opening.verify)
+    # The tokenizer is read while onnxruntime opens graphs, which holds no lock of Python's.
+    with ThreadPoolExecutor(1, "draftwood-tokenizer") as apart:
+        tokenizer = apart.submit(getattr, bundle, "tokenizer")
+        engine, name, refused = _engine(bundle, opening)
+        tokenizer.result()
+    times = tuned_times(bundle, name, opening.threads)
+    return OpenedBundle(bundle, engine, replace(opening, engine=name), times, refused)
+
+
+def _engine(bundle: Bundle, opening: Opening) -> tuple[Engine, str, str | None]:
+    """The engine, its name, and why it is not the one that was asked for."""
     name = opening.engine or default_engine(bundle)
     try:
-        engine = proved_engine(bundle, replace(opening, engine=name))
+        return proved_engine(bundle, replace(opening, engine=name)), name, None
     except (UserError, RuntimeError) as error:  # an operator that a device lacks is torch's own error
         if not opening.fallback or name == (other := host_engine(bundle)):
             raise
         reason = str(error).strip().partition("\n")[0]
         refused = reason if reason.startswith("--engine") else f"--engine {name}: {reason}"
-        name = other
-        engine = proved_engine(bundle, replace(opening, engine=name))
-    times = tuned_times(bundle, name, opening.threads)
-    return OpenedBundle(bundle, engine, replace(opening, engine=name), times, refused)
+        return proved_engine(bundle, replace(opening, engine=other)), other, refused
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:

@@ -12,7 +12,6 @@ import os
 import platform
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -62,16 +61,25 @@ def machine_name() -> str:
 
 def releases_here(engine: str) -> dict[str, str]:
     """The releases of this package, onnxruntime and all that an engine needs; what is not installed has none."""
+    import onnxruntime
+
     kind = engine_kind(engine)
-    found = {"draftwood": __version__}
-    for package in ("onnxruntime", *kind.packages):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    found = {"draftwood": __version__, "onnxruntime": onnxruntime.__version__}
+    for package in kind.packages:
+        if release := _release(package):
+            found[package] = release
     if kind.npu and (cann := cann_version()):
         found["CANN"] = cann
     return found
+
+
+def _release(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # takes a thirtieth of an opening to be imported
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def bundle_digest(bundle: Bundle) -> str:

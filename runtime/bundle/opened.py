@@ -98,8 +98,18 @@ class Bundle:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, or None if the checkpoint had none: prompts are then given as ids."""
-        return Tokenizer.load(self.folder / "tokenizer") if self.manifest.tokenizer else None
+        """The tokenizer, or None if the checkpoint had none: prompts are then given as ids.
+
+        Raises:
+            BundleError: it is damaged.
+        """
+        if not self.manifest.tokenizer:
+            return None
+        known = self.verified == "fast" and self.files.proved("templates")
+        tokenizer = Tokenizer.load(self.folder / "tokenizer", known)
+        if not known:
+            self.files.remember("templates")
+        return tokenizer
 
     @cached_property
     def corpus(self) -> list[int]:

@@ -7,6 +7,7 @@ the smallest that has room for its texts; a place that is left over computes one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import NamedTuple
 
@@ -78,11 +79,13 @@ class CpuEngine(Engine):
         self.max_batch, self.batches = max(self._batches), tuple(sorted(self._batches))[1:]
         self._drafts = OnnxExecutor(bundle, opening.threads)
         super().__init__(bundle, graphs, self._drafts.run)
-        self._bindings(1)
         # All of them now: a text should not wait for what its first draft would open.
-        for each in graphs:
-            if each.kind in ("draft", "extend"):
-                self._drafts.open(each)
+        drafts = [each for each in graphs if each.kind in ("draft", "extend")]
+        with ThreadPoolExecutor(1, "draftwood-drafts") as apart:  # each opening takes one processor
+            opened = [apart.submit(self._drafts.open, each) for each in drafts]
+            self._bindings(1)
+        for each in opened:
+            each.result()
         rows = (dims.branch_rows + 1) * self.max_batch
         self._logits_RV = np.zeros((rows, dims.vocabulary), np.float32)
         self._choice_R = np.zeros(rows, np.int64)

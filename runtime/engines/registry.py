@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -186,6 +185,7 @@ ENGINES = (
 )
 
 _registered: dict[str, EngineKind] = {}
+_OURS = {kind.name: kind for kind in ENGINES}
 
 
 def register(kind: EngineKind) -> None:
@@ -199,7 +199,9 @@ def engines() -> dict[str, EngineKind]:
     Raises:
         RequestError: a package's entry point is no `EngineKind`.
     """
-    found = {kind.name: kind for kind in ENGINES}
+    from importlib.metadata import entry_points  # reads every installed package, which opening a bundle need not
+
+    found = dict(_OURS)
     for entry in entry_points(group=GROUP):
         if entry.name not in found:
             found[entry.name] = kind = entry.load()
@@ -209,8 +211,10 @@ def engines() -> dict[str, EngineKind]:
 
 
 def engine_kind(name: str) -> EngineKind:
-    """The engine of a name; RequestError if there is none."""
-    known = engines()
+    """The engine of a name; RequestError if there is none. Other packages are asked for a name that is not ours."""
+    known = _OURS | _registered
+    if name not in known:
+        known = engines()
     if name not in known:
         _refuse(f"--engine {name}: not known; expected one of {', '.join(sorted(known))}")
     return known[name]

@@ -14,12 +14,13 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import jinja2
+from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import BundleError, RequestError
 from draftwood.runtime.text import rendering
+
+if TYPE_CHECKING:
+    import jinja2
 
 # The longest published templates have some 20 000 characters.
 _MOST_SOURCE = 1 << 20
@@ -30,18 +31,21 @@ _PATIENCE_SECONDS = 60.0
 class Templates:
     """Templates by name; ``path`` is the file that holds them. May be used from several threads at once.
 
+    Those that are ``known`` to be templates are not parsed again.
+
     Raises:
         BundleError: one is no valid template; ``path`` and the line are named.
     """
 
-    def __init__(self, sources: Mapping[str, str], path: Path) -> None:
+    def __init__(self, sources: Mapping[str, str], path: Path, known: bool = False) -> None:
         self._sources = dict(sources)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
-        environment = rendering.environment()
-        for source in self._sources.values():
-            _parse(environment, source, path)
+        if self._sources and not known:
+            environment = rendering.environment()
+            for source in self._sources.values():
+                _parse(environment, source, path)
 
     def __contains__(self, name: str) -> bool:
         return name in self._sources
@@ -133,6 +137,8 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 def _parse(environment: jinja2.Environment, source: str, path: Path) -> None:
     """Raises BundleError if it is no template. Parsing computes nothing; compiling would."""
+    import jinja2
+
     if len(source) > _MOST_SOURCE:
         raise BundleError(f"{path}: chat template of {len(source)} characters; expected at most {_MOST_SOURCE}")
     try:

@@ -3,7 +3,8 @@
 Also the program of the process that renders them. A template is somebody else's code, and no check of its text bounds
 its cost. Compiling folds constants, one multiplication of integers cannot be interrupted, and a text grows in a dozen
 ways. So `draftwood.runtime.text.chat` starts this file by its path. The system enforces limits on memory and processor
-time. The file imports nothing of the project.
+time. The file imports nothing of the project, and jinja2 only where a template is read: the process that asks needs
+the messages and limits alone.
 
 A message is four bytes of length, most significant first, and so many bytes of JSON. The first one holds the templates
 by name. Each is answered by an object of ``text``, ``refused`` or ``failed``.
@@ -16,13 +17,11 @@ import math
 import resource
 import sys
 from datetime import datetime
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+if TYPE_CHECKING:
+    import jinja2
+    from jinja2.parser import Parser
 
 # Of the whole process; Python and jinja2 take some 40 MB of it.
 MOST_MEMORY = 512 << 20
@@ -31,21 +30,13 @@ MOST_SECONDS = 2
 MOST_CHARACTERS = 16 << 20
 
 
-class _Generation(Extension):
-    """``{% generation %}`` marks text to train on; here its body is rendered as it is."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
 def environment() -> jinja2.Environment:
     """The sandbox, with the helpers that Hugging Face gives a template."""
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     sandbox = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_generation(), loopcontrols]
     )
     sandbox.filters["tojson"] = _tojson
     sandbox.globals["raise_exception"] = _raise_exception
@@ -53,7 +44,25 @@ def environment() -> jinja2.Environment:
     return sandbox
 
 
+def _generation() -> type[jinja2.ext.Extension]:
+    """``{% generation %}`` marks text to train on; here its body is rendered as it is."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    return Generation
+
+
 def _raise_exception(message: str) -> None:
+    import jinja2
+
     raise jinja2.TemplateError(message)
 
 
@@ -82,6 +91,8 @@ def write(sink: IO[bytes], message: Any) -> None:
 
 def main() -> None:
     """Renders requests, until the other side ends."""
+    import jinja2
+
     limit(resource.RLIMIT_AS, MOST_MEMORY)
     for nothing in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         limit(nothing, 0)
@@ -106,6 +117,8 @@ def main() -> None:
 
 def bounded(template: jinja2.Template, values: dict[str, Any]) -> str:
     """The template's text of the values; TemplateError once it is too long."""
+    import jinja2
+
     parts, characters = [], 0
     for part in template.generate(values):
         characters += len(part)

@@ -112,8 +112,11 @@ class Tokenizer:
         self._skipped = {i for i, token in vocabulary.get_added_tokens_decoder().items() if token.special}
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
+    def load(cls, folder: Path, known: bool = False) -> Tokenizer:
         """Reads ``tokenizer.json`` and, if there, ``tokenizer_config.json`` and ``chat_template.jinja``.
+
+        Args:
+            known: whether an earlier reading of these very files found that its templates are some.
 
         Raises:
             BundleError: a file is missing or broken; the message names it.
@@ -133,7 +136,7 @@ class Tokenizer:
         if (folder / "chat_template.jinja").is_file():  # the newer form, which wins as in transformers
             where = folder / "chat_template.jinja"
             templates = {"default": _read(where)}
-        return cls(path, vocabulary, file.decoders(), Templates(templates, where), config.tokens())
+        return cls(path, vocabulary, file.decoders(), Templates(templates, where, known), config.tokens())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; ``special`` adds the tokens that the tokenizer puts around it (a begin token, say).

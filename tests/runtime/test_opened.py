@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,15 @@ def test_a_prompt_is_text_messages_or_ids(model: OpenedBundle) -> None:
         result = model.generate(prompt, max_new_tokens=6, ignore_eos=True)
         assert result.token_ids == model.generate(ids, max_new_tokens=6, ignore_eos=True, policy="plain").token_ids
         assert result.text == tokenizer.decode(result.token_ids) and result.steps >= 1
+
+
+def test_opening_again_imports_what_it_needs(tiny_bundle: Path, python: Callable[..., str]) -> None:
+    """Each of these takes a twentieth of an opening or more; templates that have been parsed are not parsed again."""
+    with draftwood.open(tiny_bundle, threads=1) as model:
+        assert model.bundle.tokenizer is not None and model.bundle.tokenizer.has_chat
+    unused = ("asyncio", "ssl", "jinja2", "importlib.metadata", "torch", "llguidance")
+    code = f"import sys, draftwood\nwith draftwood.open({str(tiny_bundle)!r}, threads=1) as model:\n"
+    assert python(f"{code}    print(*sorted(set({unused}) & set(sys.modules)))").split() == []
 
 
 @pytest.mark.parametrize("prompt", [3, None, [1, "a"], [{"role": "user"}], [True], {"chat": []}], ids=str)

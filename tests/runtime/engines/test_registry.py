@@ -1,5 +1,6 @@
 """An engine is registered in one place: help, refusals, extras, the doctor, proofs and ``inspect`` read it there."""
 
+import importlib.metadata
 import json
 import os
 import tomllib
@@ -100,6 +101,8 @@ def test_who_is_no_engine_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) 
         def load(self) -> object:
             return object()
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry()])
-    with pytest.raises(RequestError, match="engine odd: odd:Odd is no EngineKind"):
-        engine_kind("cpu")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry()])
+    for ask in (registry.engines, lambda: engine_kind("odd")):
+        with pytest.raises(RequestError, match="engine odd: odd:Odd is no EngineKind"):
+            ask()
+    assert engine_kind("cpu") in ENGINES  # its opening asks no other package
