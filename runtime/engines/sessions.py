@@ -100,9 +100,23 @@ def session_options(bundle: Bundle, graph: GraphSignature, threads: int | None) 
 
 def _is_large(bundle: Bundle) -> bool:
     """Whether the weights take more than an eighth of this machine's memory."""
+    return _weights_bytes(bundle) > machine_memory() // 8
+
+
+def sessions_in_memory(bundle: Bundle) -> int | None:
+    """Graphs with packed weights that are open at a time, if each needs the weights in a layout of its own.
+
+    A quarter of this machine's memory is theirs. None of other weights, which all sessions share.
+    """
+    if not bundle.manifest.packed:
+        return None
+    return max(1, machine_memory() // 4 // _weights_bytes(bundle))
+
+
+def _weights_bytes(bundle: Bundle) -> int:
     graphs = bundle.manifest.graph_set("onnx")
     assert graphs is not None, "a graph of it is being opened"
-    return bundle.manifest.files[graphs.weights].bytes > machine_memory() // 8
+    return bundle.manifest.files[graphs.weights].bytes
 
 
 def products_saturate(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
@@ -197,7 +211,10 @@ class SessionBindings(Bindings):
 
 
 class OnnxExecutor:
-    """Runs graphs of a bundle whose outputs have fixed shapes; a graph is opened when it is first needed, or before."""
+    """Runs graphs of a bundle whose outputs have fixed shapes; a graph is opened when it is first needed, or before.
+
+    At most ``most`` are open at a time, None meaning all: another one takes the place of the one opened first.
+    """
 
     @staticmethod
     def read(buffer: Buffer) -> NDArray[np.float32]:
@@ -209,8 +226,8 @@ class OnnxExecutor:
         """See `executor.Executor.zeros`."""
         return host_zeros
 
-    def __init__(self, bundle: Bundle, threads: int | None) -> None:
-        self._bundle, self._threads = bundle, threads
+    def __init__(self, bundle: Bundle, threads: int | None, most: int | None = None) -> None:
+        self._bundle, self._threads, self._most = bundle, threads, most
         self._opened: dict[str, tuple[Bindings, dict[str, NDArray]]] = {}
         self._opening = Turns()
 
@@ -235,6 +252,8 @@ class OnnxExecutor:
         if graph.name not in self._opened:
             with self._opening:
                 if graph.name not in self._opened:
+                    while self._most and len(self._opened) >= self._most:
+                        del self._opened[next(iter(self._opened))]
                     self._opened[graph.name] = self._bound(graph)
         return self._opened[graph.name]
 

@@ -24,7 +24,7 @@ from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.inputs import branches, fill_commit, fill_tree, host_inputs
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.pools import PooledKv, Pools
-from draftwood.runtime.engines.sessions import OnnxExecutor, fixed
+from draftwood.runtime.engines.sessions import OnnxExecutor, fixed, sessions_in_memory
 from draftwood.runtime.speculation.deferred_cache import Branch, DeferredKvCache
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, token_rows
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -137,4 +137,4 @@ class OnnxStaticEngine(StaticEngine):
 
     def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
         graphs = [graph for graph in bundle.manifest.graphs_of("onnx") if graph.static]
-        super().__init__(bundle, graphs, OnnxExecutor(bundle, opening.threads))
+        super().__init__(bundle, graphs, OnnxExecutor(bundle, opening.threads, sessions_in_memory(bundle)))

@@ -20,7 +20,13 @@ from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.opening import USUAL, Opening
-from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, SessionBindings, session_options
+from draftwood.runtime.engines.sessions import (
+    Bindings,
+    OnnxExecutor,
+    SessionBindings,
+    session_options,
+    sessions_in_memory,
+)
 from draftwood.runtime.engines.static import OnnxStaticEngine, StaticEngine
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
@@ -171,7 +177,7 @@ class TappedExecutor(OnnxExecutor):
     """Opens the graphs of a teacher so that their launches show states."""
 
     def __init__(self, bundle: Bundle, threads: int | None) -> None:
-        super().__init__(bundle, threads)
+        super().__init__(bundle, threads, sessions_in_memory(bundle))
         self.taps = Taps()
 
     def bindings(self, graph: GraphSignature) -> Bindings:

@@ -1,11 +1,17 @@
 """Which sessions keep their weights in a second layout, and which share a memory map of the first."""
 
 import os
+import weakref
+from types import SimpleNamespace
 
 import pytest
 
+from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.sessions import session
+from draftwood.runtime.engines import sessions, static
+from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, session, sessions_in_memory
+from draftwood.runtime.engines.static import OnnxStaticEngine
+from draftwood.tests.decoded import decoded
 
 SHARES = "session.disable_prepacking"
 
@@ -34,3 +40,32 @@ def test_static_graphs_share_weights_that_memory_does_not_hold_for_each(
     own = os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: 1 if name == "SC_PHYS_PAGES" else own(name))
     assert sharing(bundle) == {"prefill", "decode", "verify"}
+
+
+def test_packed_weights_are_laid_out_for_as_many_graphs_as_memory_holds(
+    bundle: Bundle, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one opened first leaves for another; texts do not change."""
+    free = decoded(OnnxStaticEngine(bundle), prompt, "ragged-kv128").token_ids
+    opened, bindings = list[weakref.ref[Bindings]](), OnnxExecutor.bindings
+
+    def counted(executor: OnnxExecutor, graph: GraphSignature) -> Bindings:
+        made = bindings(executor, graph)
+        opened.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(OnnxExecutor, "bindings", counted)
+    monkeypatch.setattr(static, "sessions_in_memory", lambda _: 1)
+    engine = OnnxStaticEngine(bundle)
+    assert decoded(engine, prompt, "ragged-kv128").token_ids == free
+    assert len(opened) > 1 and sum(made() is not None for made in opened) == 1
+
+
+def test_the_number_of_graphs_follows_from_memory(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sessions_in_memory(bundle) is None  # its weights are shared
+    graphs = bundle.manifest.graph_set("onnx")
+    packed = SimpleNamespace(packed=True, graph_set=lambda _: graphs, files=bundle.manifest.files)
+    weights = bundle.manifest.files["onnx/weights.safetensors"].bytes
+    for quarters, most in ((11, 2), (1, 1)):
+        monkeypatch.setattr(sessions, "machine_memory", lambda memory=quarters * weights: memory)
+        assert sessions_in_memory(SimpleNamespace(manifest=packed)) == most
