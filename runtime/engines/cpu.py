@@ -94,7 +94,10 @@ class CpuEngine(Engine):
         self._all_rows = size == "T"
         most = max(rows, self.prefill_rows + 1)
         self._features = np.zeros((most if self._all_rows else rows, int(width)), np.float32)
-        self._names = [rows.name for rows in bundle.manifest.teacher.buffers]
+        # Of the caches, by the text's name in a launch.
+        names = [rows.name for rows in bundle.manifest.teacher.buffers]
+        places = ("", *map(str, range(self.max_batch)))
+        self._names = {place: [text_name(place, name) for name in names] for place in places}
         self._order = np.arange(most, dtype=np.int64)
         self._vacant: TextRows | None = None
 
@@ -239,5 +242,4 @@ class CpuEngine(Engine):
         bind.input(text_name(text, "bias"), bias_11AS)
         bind.input(text_name(text, "last"), np.array([seen - 1], np.int32))
         bind.input(text_name(text, "total"), np.array(seen, np.int32))
-        for name, buffer in zip(self._names, kv.buffers, strict=True):
-            bind.cache(text_name(text, name), buffer)
+        bind.caches(self._names[text], kv.buffers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -172,14 +173,14 @@ class Bindings(ABC):
         if self._changed(name, array):
             self.bind(name, array, output=True)
 
-    def cache(self, name: str, buffer: Buffer) -> None:
-        """Binds a cache as input and output of one buffer, so that a step writes it in place."""
-        if buffer is self._buffers.get(name):
-            return
-        self._buffers[name] = buffer
-        array = buffer.reshape(self._shapes[name])
-        self.input(name, array)
-        self.output(f"{name}.out", array)
+    def caches(self, names: Iterable[str], buffers: Iterable[Buffer]) -> None:
+        """Binds every cache as input and output of one buffer, so that a step writes it in place."""
+        for name, buffer in zip(names, buffers, strict=True):
+            if buffer is not self._buffers.get(name):
+                self._buffers[name] = buffer
+                array = buffer.reshape(self._shapes[name])
+                self.input(name, array)
+                self.output(f"{name}.out", array)
 
     def _changed(self, name: str, array: NDArray) -> bool:
         key = (array.ctypes.data, array.shape)
@@ -241,7 +242,7 @@ class OnnxExecutor:
         names = {spec.name for spec in graph.inputs}
         for name, buffer in buffers.items():
             if name in graph.caches:
-                bindings.cache(name, buffer)
+                bindings.caches([name], [buffer])
             elif name not in outputs:
                 (bindings.input if name in names else bindings.output)(name, buffer)
         bindings.run()
