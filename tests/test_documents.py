@@ -38,7 +38,7 @@ INFOS = {"sh", "sh npu", "sh slow", "sh long", "sh device", "sh setup", "python"
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMES = [[name] for name in cli.COMMANDS] + [[]]
 OURS = re.compile(r"(draftwood|\./draft|python -m draftwood\.)")
-# What makes a command short; a flag that is given twice has its last value.
+# What makes a command short, besides its own flags or in their place.
 SHORTER = {
     "bench": "--prompts few.jsonl --max-new-tokens 8",
     "build": "--kv 128",
@@ -246,7 +246,10 @@ def plan(folder: Path) -> None:
 def small(words: list[str]) -> list[str]:
     """The command with the fewest graphs where it builds, and less to do."""
     name = words[1] if words[0] == "draftwood" else words[0]
-    return [*words, *shlex.split("" if "--device" in words else SHORTER.get(name, ""))]
+    shorter = shlex.split("" if "--device" in words else SHORTER.get(name, ""))
+    for flag, value in zip(shorter[::2], shorter[1::2], strict=True):
+        words = [word for at, word in enumerate(words) if flag not in (word, words[at - 1])] + [flag, value]
+    return words
 
 
 def here(words: list[str]) -> bool:

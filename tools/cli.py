@@ -158,8 +158,24 @@ def _parse(program: Program, command: str, module: ModuleType | None, arguments:
         description = f"{line[0].upper()}{line[1:]}."
         subparser = commands.add_parser(name, help=line, description=description, allow_abbrev=False)
         if module is not None and name == command:
+            subparser.register("action", None, _Once)
             module.add_arguments(subparser)
     return parser.parse_args(arguments)
+
+
+class _Once(argparse.Action):
+    """Takes a value, as argparse's own action does, but not a second one: the first would be lost without a word."""
+
+    _first: object = None
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if self._first is not None and option:
+            joined = f"; expected one list: {option} {self._first},{values}" if "[," in str(self.metavar) else ""
+            raise argparse.ArgumentError(self, f"given twice, as {self._first} and as {values}{joined}")
+        self._first = values
+        setattr(namespace, self.dest, values)
 
 
 def _missing(command: str, error: ModuleNotFoundError) -> str:

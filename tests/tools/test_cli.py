@@ -93,6 +93,21 @@ def test_wrong_arguments_end_in_usage_and_one_line(arguments: list[str], capsys:
     assert ": error: " in err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("flag", "values", "said"),
+    [
+        ("--tree", ("chain:1", "chain:3"), "as chain:1 and as chain:3; expected one list: --tree chain:1,chain:3"),
+        ("--out", ("one", "two"), "as one and as two"),
+    ],
+)
+def test_an_option_given_twice_is_refused(
+    flag: str, values: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = values
+    assert cli.main(["build", "demo", flag, first, flag, second]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: argument {flag}: given twice, {said}")
+
+
 def test_a_command_decides_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command(monkeypatch, lambda args: 1) == 1
 
