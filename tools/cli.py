@@ -158,12 +158,12 @@ def _parse(program: Program, command: str, module: ModuleType | None, arguments:
         description = f"{line[0].upper()}{line[1:]}."
         subparser = commands.add_parser(name, help=line, description=description, allow_abbrev=False)
         if module is not None and name == command:
-            subparser.register("action", None, _Once)
+            subparser.register("action", None, _GivenOnce)
             module.add_arguments(subparser)
     return parser.parse_args(arguments)
 
 
-class _Once(argparse.Action):
+class _GivenOnce(argparse.Action):
     """Takes a value, as argparse's own action does, but not a second one: the first would be lost without a word."""
 
     _first: object = None
