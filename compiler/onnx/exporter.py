@@ -1,18 +1,25 @@
-"""PyTorch's ONNX exporter, with its registry of operators' forms made once: ``torch.onnx.export`` parses the sources of
-all of them anew for every graph."""
+"""PyTorch's ONNX exporter, without what takes most of its time.
+
+``torch.onnx.export`` parses the sources of all operators' forms anew for every graph; here they are parsed once. It
+also traces each program again, to replace operators that have no form; a program that has none is taken as it is.
+"""
 
 from __future__ import annotations
 
 import logging
+import operator
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
+from math import prod
 from typing import Any
+from unittest.mock import patch
 
 import onnx_ir as ir
 import torch
 from torch.export import ExportedProgram
-from torch.onnx._internal.exporter import _core
+from torch.onnx._internal.exporter import _core, _decomp, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from draftwood.kernels import onnx_forms
@@ -31,25 +38,58 @@ def _index_select(self, dim: int, index):  # type: ignore[no-untyped-def]
     return op.GatherElements(self, index, axis=dim) if len(self.shape) == 1 else op.Gather(self, index, axis=dim)
 
 
-# Replacements for forms of the exporter that some provider of the static graphs refuses.
+def _flatten(self, start_dim: int = 0, end_dim: int = -1):  # type: ignore[no-untyped-def]
+    # The exporter's form is a Flatten where it can be, and a Flatten has two dimensions.
+    rank, known = len(self.shape), [size if isinstance(size, int) else 0 for size in self.shape]
+    start, end = start_dim % rank, end_dim % rank + 1
+    rest = [prod(known[start:end]) or -1, *(size or -1 for size in known[end:])]
+    if rest.count(-1) < 2:  # 0 is the input's own size, -1 the one that is left
+        return op.Reshape(self, [*known[:start], *rest])
+    sizes = op.Shape(self, start=0, end=start), op.Constant(value_ints=[-1]), op.Shape(self, start=end)
+    return op.Reshape(self, op.Concat(*sizes, axis=0))
+
+
+def _to_dtype(self, dtype: int, non_blocking: bool = False, copy: bool = False, memory_format: str = ""):  # type: ignore[no-untyped-def]
+    return op.Cast(self, to=dtype)
+
+
+def _and(self, other):  # type: ignore[no-untyped-def]
+    return op.And(self, other)
+
+
+def _or(self, other):  # type: ignore[no-untyped-def]
+    return op.Or(self, other)
+
+
+# Replacements for forms of the exporter that some provider of the static graphs refuses, and forms that it lacks.
 _FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.floor_divide.default: _floor_divide,
     torch.ops.aten.index_select.default: _index_select,
+    torch.ops.aten.flatten.using_ints: _flatten,
+    torch.ops.aten.to.dtype: _to_dtype,
+    torch.ops.aten.__and__.Tensor: _and,  # of truth values alone
+    torch.ops.aten.__or__.Tensor: _or,
 }
+
+
+# The exporter leaves these out itself.
+_LEFT_OUT = {operator.getitem, torch.ops.aten._assert_tensor_metadata.default}
 
 
 def export(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], cpu: bool) -> ir.Model:
     """The program's graph at opset 18 as the exporter makes it, untidied; ``cpu`` allows operators that onnxruntime
     alone has."""
+    registry = _registry(cpu)
+    as_it_is = patch.object(_fx_passes, "decompose_with_registry", lambda program, registry: program)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns about torchvision on every call
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), as_it_is if _has_forms(program, registry) else nullcontext():
             warnings.simplefilter("ignore")
             return _core.export(
                 program,
-                registry=_registry(cpu),
+                registry=registry,
                 input_names=inputs,
                 output_names=outputs,
                 optimize=False,
@@ -58,6 +98,23 @@ def export(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[st
             ).model
     finally:
         logger.setLevel(level)
+
+
+def _has_forms(program: ExportedProgram, registry: ONNXRegistry) -> bool:
+    """Whether a program is of operators that have forms, and writes into none of its values."""
+    known = {*_decomp.get_onnx_implemented_overloads(registry), *_LEFT_OUT}
+    nodes = [node for part in _graphs(program) for node in part.graph.nodes if node.op == "call_function"]
+    return all(node.target in known and not _writes(node.target) for node in nodes)
+
+
+def _graphs(program: ExportedProgram) -> list[torch.fx.GraphModule]:
+    """The program's graph, and those of the bodies of its loops."""
+    return [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+
+
+def _writes(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and schema.is_mutable
 
 
 @cache
