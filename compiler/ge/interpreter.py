@@ -7,9 +7,10 @@ reader of a written cache sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from draftwood.compiler.ge.operators import BoundNode
 from draftwood.compiler.ge.operators.collective import COLLECTIVES
 from draftwood.errors import BundleError, LoweringError, RequestError
 
+Call = Callable[[Sequence[Tensor | None]], tuple[Tensor, ...]]
 Observer = Callable[[Node, tuple[Tensor, ...]], None]
 
 _GIVEN = (*SOURCES, "FileConstant")
@@ -91,8 +93,27 @@ def shapes(graph: Graph) -> dict[str, tuple[tuple[torch.dtype, tuple[int, ...]],
     def note(node: Node, outputs: tuple[Tensor, ...]) -> None:
         described[node.name] = tuple((t.dtype, tuple(t.shape)) for t in outputs)
 
-    _alone(_Plan.of(graph).execute(sources, note))
+    _alone(_Plan.of(graph, {}).execute(sources, note))
     return described
+
+
+def _as_before(
+    known: dict[Any, tuple[Tensor, ...]], call: BoundNode, operands: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """A node's outputs, without values; those of an earlier node that computes the same of the same shapes, as the
+    nodes of a graph's blocks do."""
+    if not any(x is not None and x.is_meta for x in operands):
+        return call(operands)
+    given = tuple(None if x is None else (x.dtype, x.shape, x.stride(), _content(x)) for x in operands)
+    key = call.node.type, call.slots, repr(call.attributes), len(call.node.output_types), given
+    if key not in known:
+        known[key] = call(operands)
+    return known[key]
+
+
+def _content(value: Tensor) -> tuple[Any, ...]:
+    """The numbers of a constant."""
+    return () if value.is_meta else tuple(value.reshape(-1).tolist())
 
 
 def _alone(run: Run) -> list[Tensor]:
@@ -115,16 +136,20 @@ class _Plan:
     """
 
     graph: Graph
-    calls: dict[str, BoundNode]
+    calls: Mapping[str, Call]
     last: dict[str, list[str]]
     owned: frozenset[str]
     detached: frozenset[str]
 
     @classmethod
-    def of(cls, graph: Graph) -> _Plan:
+    def of(cls, graph: Graph, known: dict[Any, tuple[Tensor, ...]] | None = None) -> _Plan:
+        """``known``: outputs without values, which nodes that compute the same share."""
         _check_order(graph)
         sources = (*_GIVEN, "Const", "NetOutput")
-        calls = {node.name: BoundNode.of(node) for node in graph.nodes.values() if node.type not in sources}
+        bound = {node.name: BoundNode.of(node) for node in graph.nodes.values() if node.type not in sources}
+        calls: Mapping[str, Call] = bound
+        if known is not None:
+            calls = {name: partial(_as_before, known, call) for name, call in bound.items()}
         owned, detached = memory(graph)
         return cls(graph, calls, _last_reads(graph), owned, detached)
 

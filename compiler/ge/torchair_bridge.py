@@ -27,9 +27,10 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
+from torch._export.utils import _collect_all_valid_cia_ops
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, exported_program
 from torch.utils._python_dispatch import _disable_current_modes
 
 import draftwood.kernels  # noqa: F401 (registers every operator: torchair skips converters of unknown ones)
@@ -242,13 +243,13 @@ def _named(method: Any, name: str) -> Any:
 
 def decomposed(program: ExportedProgram) -> fx.GraphModule:
     """The step in the operators that are converted; its nodes have the names that a GE graph's values refer to."""
-    torchair = _torchair()
     with _quiet(), _torch_npu_absent():
-        table = _decompositions(torchair.CompilerConfig())
+        table = _decompositions()
         join_transposes(program.graph)
         round_inside(program.graph)
         fold_tables(program)
-        module = program.run_decompositions(table).graph_module
+        with patch.object(exported_program, "_collect_all_valid_cia_ops", _composite):
+            module = program.run_decompositions(table).graph_module
     # torch.export notes the type before every cast; a note is nothing to convert.
     for note in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         module.graph.erase_node(note)
@@ -376,8 +377,17 @@ def _quiet(log: Path | None = None) -> Iterator[None]:
                 handler.setLevel(before)
 
 
-def _decompositions(config: Any) -> dict[Any, Any]:
+@cache
+def _composite() -> frozenset[Any]:
+    """Operators that are made of others, asked for once: torch.export asks anew for every program, and no step's trace
+    registers one."""
+    return frozenset(_collect_all_valid_cia_ops())
+
+
+@cache
+def _decompositions() -> dict[Any, Any]:
     """torchair's own table, and the operators that PyTorch itself would dissolve before a backend sees them."""
+    config = _torchair().CompilerConfig()
     utils = importlib.import_module("torchair._utils")
     table = {
         operator: function

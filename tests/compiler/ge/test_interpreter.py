@@ -1,7 +1,7 @@
 """The interpreter: whole steps against eager PyTorch, writes and their order, inputs, shapes without weights."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from draftwood.compiler.drafters.medusa.network import MedusaHeads, medusa_step
 from draftwood.compiler.ge.graph import Declared, Edge, Graph, Node
 from draftwood.compiler.ge.interpreter import Interpreter, shapes
 from draftwood.compiler.ge.lowering import lower_to_ge
+from draftwood.compiler.ge.operators import BoundNode
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import plan_weights
 from draftwood.compiler.steps.prefill import prefill_step
@@ -445,6 +446,25 @@ def test_values_are_freed_after_their_last_reader() -> None:
 
     Interpreter(found, {}).run({"cache": torch.zeros(4, 2)}, note)
     assert held.keys() >= {"first", "third"}
+
+
+def test_shapes_of_nodes_that_compute_the_same_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of the nodes of a graph's blocks; the numbers of a constant and the attributes tell them apart."""
+    asked, call = list[str](), BoundNode.__call__
+
+    def noted(bound: BoundNode, operands: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        asked.append(bound.node.name)
+        return call(bound, operands)
+
+    monkeypatch.setattr(BoundNode, "__call__", noted)
+    wide, wide_too, high = (const(name, sizes) for name, sizes in (("a", [2, 4]), ("b", [2, 4]), ("c", [8, 1])))
+    reshaped = [node(f"of {size}", "Reshape", f"x=cache shape={size}") for size in "abc"]
+    ends = [node(f"type {dtype}", "Cast", "x=cache", dst_type=dtype) for dtype in (0, 1)]
+    found = shapes(graph(*CACHE, wide, wide_too, high, *reshaped, *ends, output("cache")))
+    assert asked == ["of a", "of c", "type 0", "type 1"]
+    kinds = {name: found[name][0] for name in ("of a", "of b", "of c", "type 0", "type 1")}
+    assert [shape for _, shape in kinds.values()] == [(2, 4), (2, 4), (8, 1), (4, 2), (4, 2)]
+    assert [dtype for dtype, _ in kinds.values()][-2:] == [torch.float32, torch.float16]
 
 
 def test_a_shape_that_depends_on_an_input_is_refused_without_values() -> None:

@@ -1,6 +1,6 @@
 """GE graphs that are stamped from a few blocks are those of the whole trace, node by node and in its order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.lowering import lower_to_ge
 from draftwood.compiler.ge.torchair_bridge import ge_ir
 from draftwood.compiler.ge.weights import plan_weights
+from draftwood.compiler.ranks.collectives import group_of
 from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.short import ShortStep, Unlike, shortened
 from draftwood.compiler.steps.step import Step, StepSizes
@@ -21,11 +22,14 @@ from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.targets.modules import make_modules
 from draftwood.compiler.targets.steps import whole_steps
+from draftwood.compiler.teachers.config import PackedLayer, TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.linear import packed
 from draftwood.tests.compiler.ge.test_families import FAMILIES
 from draftwood.trees import Topology
 
 LAYERS = 8
+LINEAR = tuple(f"layers.{i}.{part}" for i in range(LAYERS) for part in ("qkv", "o", "gate_up", "down"))
 SIZES = StepSizes(branch_rows=7, path_rows=4)
 STEPS: dict[str, Callable[[Decoder], Step]] = {
     "verify": lambda decoder: verify_step(decoder, SIZES, 7, 128, "npu"),
@@ -38,7 +42,8 @@ STEPS: dict[str, Callable[[Decoder], Step]] = {
 def nodes(step: Step, short: ShortStep | None) -> list[object]:
     """A graph's nodes in order, without what torchair notes for itself."""
     weights = {step.weight_name(name): value for name, value in step.module.state_dict().items()}
-    index = plan_weights({str(n): tuple(w.shape) for n, w in weights.items()}, torch.float32, "w", {}, {})
+    types = {str(name): value.dtype for name, value in weights.items() if value.dtype != torch.float32}
+    index = plan_weights({str(n): tuple(w.shape) for n, w in weights.items()}, torch.float32, "w", {}, {}, types)
     air = lower_to_ge(step, trace(short.step if short else step), index, short)
     found = Graph.of(ge_ir().ModelDef.FromString(air).graph[0]).nodes.values()
     return [
@@ -78,6 +83,37 @@ def test_families(
 def test_steps(name: str, tmp_path: Path, save_llama: Callable, load_decoder: Callable) -> None:
     save_llama(tmp_path, num_hidden_layers=LAYERS)
     check(load_decoder(tmp_path, 128), STEPS[name])
+
+
+@pytest.fixture
+def bf16() -> Iterator[None]:
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def config(tiny_teacher: Path) -> TeacherConfig:
+    request = BuildRequest(model=tiny_teacher, drafter=None, trees=(("plain", Topology.plain()),), slots=(128,))
+    return replace(Sources.open(request).teacher.config, layers=LAYERS)
+
+
+def test_whole_numbers(config: TeacherConfig, bf16: None) -> None:
+    decoder, _ = make_modules(replace(config, quantised=LINEAR), None, 128)
+    check(decoder, STEPS["verify"])
+
+
+def test_four_bits(config: TeacherConfig) -> None:
+    forms = tuple(PackedLayer(name=name, bits=4, group=32, zeros=True) for name in LINEAR)
+    decoder, _ = make_modules(config, None, 128)
+    packed(decoder, forms)
+    check(decoder.requires_grad_(False), STEPS["verify"])
+
+
+def test_ranks(config: TeacherConfig) -> None:
+    decoder, _ = make_modules(config, None, 128, ranks=2)
+    with group_of(2):
+        check(decoder, STEPS["verify"])
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "fasteagle"])
