@@ -2,28 +2,29 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from draftwood.errors import BundleError
-from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.bundle import Bundle, remembered
 
 
 @pytest.fixture
 def copy(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = Path(shutil.copytree(tiny_bundle, tmp_path / "copy"))
-    # As if an hour had passed; the change to the inode is dated now, so that one is waited out.
+    # As if an hour had passed; the change to the inode is dated now, so the clock has to go on.
     for path in folder.rglob("*"):
         os.utime(path, ns=(0, 0))
+    later = SimpleNamespace(time_ns=lambda: time.time_ns() + 3600 * 10**9)
+    monkeypatch.setattr(remembered, "time", later)
     return folder
 
 
 def opened(folder: Path) -> str:
-    import time
-
-    time.sleep(0.03)
     return Bundle.open(folder).verified
 
 

@@ -1,8 +1,7 @@
 """The rule: its promise, its way back from plain decoding, its patience, and its checks."""
 
 from collections.abc import Callable
-from threading import Thread
-from time import sleep
+from threading import Event, Lock, Thread
 
 import numpy as np
 import pytest
@@ -170,11 +169,29 @@ def test_greedy_and_sampled_texts_are_counted_apart() -> None:
 def test_first_texts_of_several_threads_share_what_they_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     gears, made = gears_of(TREES, US), list[Learned]()
 
+    asks, all_asked = list[int](), Event()
+
+    class Watched:
+        """A lock that says when all four threads have asked for it."""
+
+        def __init__(self) -> None:
+            self.lock = Lock()
+
+        def __enter__(self) -> None:
+            asks.append(1)
+            if len(asks) == 4:
+                all_asked.set()
+            self.lock.acquire()
+
+        def __exit__(self, *raised: object) -> None:
+            self.lock.release()
+
     def slowly(shared: Gears) -> Learned:
-        sleep(0.05)
+        assert all_asked.wait(300)
         made.append(Learned(shared))
         return made[-1]
 
+    monkeypatch.setattr(choice, "Lock", Watched)
     monkeypatch.setattr(choice, "Learned", slowly)
     monkeypatch.setattr(choice.Gears, "of", lambda bundle, times: gears)
     policies = choice.Policies(None)  # type: ignore[arg-type]
