@@ -6,6 +6,8 @@ a weight's error is some 5 % below HQQ's, and some 17 % below that of a scale al
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch import Tensor
 
@@ -45,9 +47,17 @@ def rounded_to_four(matrix_OH: Tensor) -> Grouped:
     whole_OBX = torch.empty(rows * blocks, BLOCK, dtype=torch.uint8)
     scale_OB, minimum_OB = (torch.empty(rows * blocks) for _ in range(2))
     all_NX = matrix_OH.reshape(-1, BLOCK)
-    for start in range(0, len(all_NX), _SEARCHED):
+
+    def search(start: int) -> None:
         piece = slice(start, start + _SEARCHED)
         whole_OBX[piece], scale_OB[piece], minimum_OB[piece] = _searched(all_NX[piece].float().t().contiguous())
+
+    # A thread a piece: threads that share an operation wait for each other at its end, which took 14 times as long on a
+    # busy machine.
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        list(pool.map(search, range(0, len(all_NX), _SEARCHED)))
+    torch.set_num_threads(threads)
     zero_OB = torch.zeros(rows, blocks, dtype=torch.uint8)
     return Grouped(
         whole_OBX.view(rows, -1), zero_OB, scale_OB.view(rows, -1), 4, minimum_OB.view(rows, -1)
