@@ -403,7 +403,7 @@ class Decoding:
             step=self._steps,
             start_us=self._began_us - self._origin_us,
             host_us=max(0.0, _now_us() - self._began_us - in_parts_us),
-            expected=self.policy.expected(outcome.gear, outcome.length),
+            expected=self.policy.expected(),
         )
 
     def _conclude(self, decode_us: float) -> Result:

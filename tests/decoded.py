@@ -2,7 +2,7 @@
 
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines.engine import Engine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.trace import Trace
 
 
@@ -11,7 +11,7 @@ def decoded(
 ) -> Result:
     """Of 60 tokens, always with one gear, or plainly without a name."""
     settings = Options(**{"max_new_tokens": 60, "ignore_eos": True, **options})
-    return Decoding(engine, prompt, settings, policy_for(engine.bundle, gear), trace).run()
+    return Decoding(engine, prompt, settings, FixedTree(engine.bundle, gear), trace).run()
 
 
 def ended(text: Decoding) -> Result:

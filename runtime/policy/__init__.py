@@ -1,7 +1,7 @@
 """The choice of each step's gear: the policies, what they learn of a step, and what they know beforehand."""
 
 from draftwood.runtime.policy.adaptive import Adaptive, Learned
-from draftwood.runtime.policy.choice import Policies, gears_for, policy_for, widest_gear
+from draftwood.runtime.policy.choice import Policies, gears_for, widest_gear
 from draftwood.runtime.policy.gears import PLAIN, Gears
 from draftwood.runtime.policy.policy import Asking, Expected, FixedTree, Policy
 
@@ -16,6 +16,5 @@ __all__ = [
     "Policies",
     "Policy",
     "gears_for",
-    "policy_for",
     "widest_gear",
 ]

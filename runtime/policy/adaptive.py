@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import NamedTuple
 
 from draftwood.manifest import Gear
 from draftwood.runtime.policy.bank import EXTRA, Account
-from draftwood.runtime.policy.gains import Ease, Gains
-from draftwood.runtime.policy.gears import Gears
+from draftwood.runtime.policy.gains import Ease
+from draftwood.runtime.policy.gears import NO_DRAFT, Gears
 from draftwood.runtime.policy.policy import Asking, Expected
 from draftwood.runtime.policy.times import Pace, StepTimes
 from draftwood.runtime.speculation.step import Outcome
@@ -35,25 +34,23 @@ MOST_CHARGED = 1.5
 DOUBTED = 1.4
 # A ratio that is larger by less is rounding.
 LARGER = 1 + 1e-9
-# The shape of plain decoding.
-_PLAIN = -1
+
+# Texts that are ready for a step, with their policies, which share their knowledge.
+Texts = Sequence[tuple["Adaptive", Asking]]
 
 
 class Learned:
     """Knowledge that all texts of a bundle share; its lock is held while a policy reads or adds."""
 
     def __init__(self, gears: Gears) -> None:
-        self.lock, self.bank, self.gears = Lock(), Account.of_all(), gears
+        self.lock, self.bank, self.gears = Lock(), Account(), gears
         # Microseconds that tries have lost.
         self.tried_us = 0.0
         self._pace = Pace()
         # By texts of a launch.
         self._times = {1: StepTimes(gears.times, self._pace)}
-        self._gains = {(greedy, guided): gears.gains(greedy) for greedy in (True, False) for guided in (True, False)}
-
-    def gains(self, greedy: bool, held: bool = False) -> Gains:
-        """Counts of greedy or sampled texts, ``held`` to a grammar, which fills drafts, or free."""
-        return self._gains[greedy, held]
+        # Of greedy or sampled texts, free or held to a grammar, which fills drafts.
+        self.gains = {(greedy, held): gears.gains(greedy) for greedy in (True, False) for held in (True, False)}
 
     def times(self, texts: int) -> StepTimes:
         """Times of launches that ``texts`` texts share."""
@@ -61,225 +58,152 @@ class Learned:
             self._times[texts] = StepTimes(self.gears.times_of(texts), self._pace)
         return self._times[texts]
 
-    def may_try(self, lost_us: float) -> bool:
-        """Whether a step that is expected to lose so much may be taken, to learn its worth."""
-        return lost_us + self.tried_us <= EXTRA * self.bank.plain_us
+    def late_us(self, tokens: int, texts: int) -> float:
+        """Additional microseconds of a launch with that many late tokens, which were timed for one text or guessed."""
+        return self.times(1 if self.gears.times.absolute else texts).late_us(tokens)
 
 
-class GearOption(NamedTuple):
-    """A gear, by number, that a text may take. ``us`` is the text's part of a launch in which all take it. It leaves
-    out the ``late`` tokens that the text catches up with in ``late_us``."""
-
-    gear: int
-    length: int
-    tokens: float
-    us: float
-    late: int = 0
-    late_us: float = 0.0
-
-
-class WeighedLaunch:
-    """A launch with an option for every text. ``us`` is its time as weighed, ``most_us`` as it will be.
+class Launch:
+    """A launch that texts may share: the gear of each, the tokens expected of it, and its time next to a plain one's.
 
     If rows are padded, every text takes as long as the one of the most rows.
     """
 
-    def __init__(self, options: Sequence[GearOption], rows: Sequence[int], padded: bool) -> None:
-        tallest = max(options, key=lambda own: (rows[own.gear], own.us))
-        self.options = tuple(options)
+    def __init__(self, texts: Texts, gears: Sequence[Gear], padded: bool, plain: Launch | None = None) -> None:
+        self._learned, self.gears, self.texts, self.plain = texts[0][0].learned, gears, len(texts), plain or self
+        self._times, rows = self._learned.times(len(texts)), self._learned.gears.rows
+        tallest = max(gears, key=lambda gear: rows[gear.name])
+        each = [(gear, policy, text) for gear, (policy, text) in zip(gears, texts, strict=True)]
         # The gear and length by which each text's part of the time is known.
-        self.costs = [(tallest.gear if padded else option.gear, option.length) for option in options]
-        parts_us = len(options) * tallest.us if padded else sum(option.us for option in options)
-        late_us = sum(option.late_us for option in options)
-        self.tokens = sum(option.tokens for option in options)
-        self.us, self.most_us = parts_us + late_us / STAY, parts_us + late_us
-
-    @property
-    def rate(self) -> float:
-        """Tokens a microsecond."""
-        return self.tokens / self.us
-
-
-class PricedLaunch:
-    """A chosen launch next to a plain one of the same texts: expected times, then the time that it took.
-
-    If a text ``grows`` to another KV length, the launch tells nothing. ``tried`` if it is expected to lose.
-    """
-
-    def __init__(
-        self, learned: Learned, way: WeighedLaunch, plain: WeighedLaunch, grows: bool = False, tried: bool = False
-    ) -> None:
-        self._learned, self._way, self._plain, self._grows, self.tried = learned, way, plain, grows, tried
-        self.texts, self._late = len(way.options), sum(option.late for option in way.options)
-        self._times, self._ended = learned.times(self.texts), False
-        self._took_us: float | None = None
+        self._costs = [(tallest if padded else gear, text.length) for gear, _, text in each]
+        self._late = sum(text.late for gear, _, text in each if gear.neural)
+        # A drafter's launch hardly becomes shorter if some texts decode plainly: it tells nothing of their parts.
+        self._tells = self._late <= FEW * len(texts) and len({gear.neural for gear in gears}) == 1
+        self.drafts = any(gear.draft for gear in gears)
+        self.tokens = sum(policy.tokens(gear, text.match) for gear, policy, text in each)
+        # Whether it is expected to lose.
+        self.tried = False
+        # The time that its texts answer for, once it has ended.
+        self.took_us: float | None = None
 
     @property
     def us(self) -> float:
-        """Expected microseconds."""
-        return self._times.mean_us(self._way.costs) + self._learned.times(1).catch_up_us(self._late)
+        """Expected microseconds: the mean of launches in which all texts take the gear of one of them."""
+        return self._us(1)
 
     @property
-    def plain_us(self) -> float:
-        """Expected microseconds of the plain launch."""
-        return self._times.mean_us(self._plain.costs)
+    def rate(self) -> float:
+        """Tokens a microsecond, in the long run."""
+        return self.tokens / self._us(STAY)
 
     @property
-    def charged_us(self) -> float:
-        """Microseconds that its texts answer for: those it took, once it has ended, if any of them drafts."""
-        return self.us if self._took_us is None else self._took_us
+    def plain_unknown(self) -> bool:
+        """Whether plain steps of late have told too little of their time."""
+        return any(self._times.aged(gear.name) for gear, _ in self._costs if not gear.draft)
 
     def ended(self, us: float) -> None:
         """Enters its time; the first of its texts to tell counts."""
-        if self._ended:
-            return
-        self._ended, expected_us, gears = True, self.us, self._learned.gears
-        lengths = dict(self._way.costs)
-        drafting = [gear for gear in lengths if gears.drafts(gear)]
-        if drafting and not self._grows:
-            self._took_us = min(us, MOST_CHARGED * expected_us)
-        if self._late > FEW * self.texts:
-            # The extra time of a late draft is no time of the gear, which would be given up for its first step.
-            self._learned.times(1).caught_up(self._late, us - self._times.mean_us(self._way.costs))
-        # A drafter's launch hardly becomes shorter if some texts decode plainly: it tells nothing of their parts.
-        elif not self._grows and (len(drafting) in (0, len(lengths)) or all(map(gears.looks_up, drafting))):
-            for gear in drafting or lengths:
-                self._times.observe(gear, lengths[gear], us / expected_us * self._times.us(gear, lengths[gear]))
+        if self.took_us is None:
+            expected_us = self.us
+            for gear, length in {gear.name: (gear, length) for gear, length in self._costs}.values():
+                if self._tells and bool(gear.draft) == self.drafts:
+                    self._times.observe(gear.name, length, us / expected_us * self._times.us(gear.name, length))
+            self.took_us = min(us, MOST_CHARGED * expected_us) if self.drafts else self.us
+
+    def _us(self, stay: int) -> float:
+        own_us = sum(self._times.us(gear.name, length) for gear, length in self._costs) / self.texts
+        return own_us + self._learned.late_us(self._late, self.texts) / stay
 
 
 class Adaptive:
     """The policy of one text of at most ``max_new_tokens``, greedy or sampled, free or ``held`` to a grammar."""
 
-    def __init__(self, gears: Gears, learned: Learned, greedy: bool, max_new_tokens: int, held: bool = False) -> None:
-        self._gears, self.learned = gears, learned
-        self.ease, self.account = Ease(learned.gains(greedy, held)), Account.of_text(max_new_tokens)
-        self._slots, self._steps, self._match = 0, 0, 0
-        # The last choice: the gear, the text's length, and the launch.
-        self._chosen: tuple[int, int, PricedLaunch] | None = None
+    def __init__(self, learned: Learned, greedy: bool, max_new_tokens: int, held: bool = False) -> None:
+        self._gears, self.learned, self.account = learned.gears, learned, Account(max_new_tokens)
+        self._gains, self._ease = learned.gains[greedy, held], Ease(learned.gains[greedy, held])
+        self._slots, self._steps = 0, 0
+        # The last choice: the gear, the text as it was, and the launch.
+        self._chosen: tuple[Gear, Asking, Launch] | None = None
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
-        fit = self._gears.fitting(length, self._slots)
-        if fit.plain is None and not fit.drafting:
-            return None
-        return choose([Asking(self, length, late, match)])[0]
+        asking = Asking(self, length, late, match)
+        return choose([(self, asking)])[0] if self._gears.fitting(length, self._slots) else None
 
-    def options(self, asking: Asking, times: StepTimes, texts: int) -> dict[int, GearOption]:
-        """The gears that it may take in a launch of ``texts`` texts, by shape, plain decoding first."""
+    def options(self, asking: Asking) -> dict[int, Gear]:
+        """The gears that the text may take, by shape; none is looked up without a match."""
         if not self._steps:
-            self.ease.begin(asking.length)
-        self._match, length = asking.match, asking.length
-        plain, drafting = self._gears.fitting(length, self._slots)
-        late_us, options = self.learned.times(1).catch_up_us(asking.late), dict[int, GearOption]()
-        if plain is not None:
-            options[_PLAIN] = GearOption(plain, length, 1.0, times.us(plain, length) / texts)
-        for gear in drafting:
-            shape, looked_up = self._gears.shape[gear], self._gears.looks_up(gear)
-            if looked_up and not asking.match and options:
-                continue  # there is nothing to propose
-            tokens, us = self.ease.tokens(shape, asking.match), times.us(gear, length) / texts
-            late = (0, 0.0) if looked_up else (asking.late, late_us)
-            options[shape] = GearOption(gear, length, tokens, us, *late)
-        return options
+            self._ease = Ease(self._gains, asking.length)
+        fitting = self._gears.fitting(asking.length, self._slots)
+        return {shape: gear for shape, gear in fitting.items() if asking.match or not gear.looks_up}
 
-    def grows(self, gear: int) -> bool:
-        """Whether the text moves to a larger KV length for the gear."""
-        return 0 < self._slots < self._gears.gears[gear].slots
+    def tokens(self, gear: Gear, match: int) -> float:
+        """Expected tokens of a step of the gear, the bonus counted."""
+        return self._ease.tokens(self._gears.shape[gear.name], match) if gear.draft else 1.0
 
-    def takes(self, option: GearOption, launch: PricedLaunch) -> None:
+    def takes(self, gear: Gear, asking: Asking, launch: Launch) -> None:
         """Takes note of the choice for it."""
-        self._chosen = option.gear, option.length, launch
+        self._chosen = gear, asking, launch
 
     def observe(self, outcome: Outcome) -> None:
-        gear = self._gears.number[outcome.gear.name]
+        gear = outcome.gear
         with self.learned.lock:
-            if self._chosen is not None and self._chosen[:2] == (gear, outcome.length):
+            if self._chosen is not None and self._chosen[0] is gear:
                 self._pay(outcome, self._chosen[2])
-            if self._gears.drafts(gear):
-                self.ease.saw(self._gears.shape[gear], outcome.match, outcome.path)
+            if gear.draft:
+                self._ease.saw(self._gears.shape[gear.name], outcome.match, outcome.path)
             else:
-                self.ease.idle()
+                self._ease.idle()
         self._chosen, self._steps = None, self._steps + 1
-        self._slots = max(self._slots, outcome.gear.slots)
+        self._slots = max(self._slots, gear.slots)
 
-    def expected(self, gear: Gear, length: int) -> Expected:
-        number = self._gears.number[gear.name]
+    def expected(self) -> Expected | None:
+        if self._chosen is None:
+            return None
+        gear, text, launch = self._chosen
         with self.learned.lock:
-            drafts = self._gears.drafts(number)
-            tokens = self.ease.tokens(self._gears.shape[number], self._match) if drafts else 1.0
-            if self._chosen is not None and self._chosen[:2] == (number, length):
-                return Expected(tokens, self._chosen[2].us)
-            return Expected(tokens, self.learned.times(1).us(number, length))
+            return Expected(self.tokens(gear, text.match), launch.us)
 
-    def _pay(self, outcome: Outcome, launch: PricedLaunch) -> None:
+    def _pay(self, outcome: Outcome, launch: Launch) -> None:
         """Enters the text's part of a launch in the accounts."""
-        launch.ended(outcome.total_us)
         learned, gained, texts = self.learned, outcome.gained, launch.texts
-        us, plain_us = launch.charged_us, launch.plain_us
+        if outcome.texts == texts:  # or it was shared with texts of other policies, and took as long as they did
+            launch.ended(outcome.total_us)
+        us, plain_us = launch.us if launch.took_us is None else launch.took_us, launch.plain.us
         learned.bank.stepped(gained, us / texts, plain_us / texts)
         self.account.stepped(gained, us, plain_us)
         if launch.tried:
             learned.tried_us += max(us - gained * plain_us, 0.0) / texts
 
 
-def choose(asking: Sequence[Asking], padded: bool = False) -> list[Gear]:
-    """The gear of every text in one launch.
+def choose(texts: Texts, padded: bool = False) -> list[Gear]:
+    """The gear of every text in one launch; their policies share their knowledge.
 
-    Texts whose policies share their knowledge are chosen for together; another text follows its own policy.
-
-    Args:
-        asking: the texts, at most as many as a launch takes; the policy of one at least is `Adaptive`.
-        padded: whether a launch of several texts pads the rows of each to those of the largest tree.
+    ``padded`` if a launch of several texts pads the rows of each to those of the largest tree.
     """
-    learned = next(text.policy.learned for text in asking if isinstance(text.policy, Adaptive))
-    policies = [
-        text.policy if isinstance(text.policy, Adaptive) and text.policy.learned is learned else None for text in asking
-    ]
-    named = [None if policy else text.alone() for text, policy in zip(asking, policies, strict=True)]
+    learned = texts[0][0].learned
     with learned.lock:
-        gears, times, texts = learned.gears, learned.times(len(asking)), len(asking)
-        every = [
-            policy.options(text, times, texts) if policy else _named(learned, text, gear, times, texts)
-            for text, policy, gear in zip(asking, policies, named, strict=True)
+        options = [policy.options(text) for policy, text in texts]
+        plain = Launch(texts, [each[NO_DRAFT] for each in options], padded)
+        drafting = [
+            Launch(texts, [each.get(shape, each[NO_DRAFT]) for each in options], padded, plain)
+            for shape in dict.fromkeys(shape for each in options for shape in each if shape != NO_DRAFT)
         ]
-        plain, *ways = (
-            WeighedLaunch(
-                [ways.get(shape, next(iter(ways.values()))) for ways in every], gears.rows, padded and texts > 1
-            )
-            for shape in dict.fromkeys((_PLAIN, *(shape for ways in every for shape in ways)))
-        )
-        way, tried = _best(learned, times, plain, ways, [policy.account for policy in policies if policy])
-        chosen = list(zip(way.options, policies, strict=True))
-        grows = any(policy.grows(option.gear) for option, policy in chosen if policy)
-        launch = PricedLaunch(learned, way, plain, grows, tried)
-        for option, policy in chosen:
-            if policy:
-                policy.takes(option, launch)
-        return [gears.gears[option.gear] for option in way.options]
+        launch = _best(learned, plain, drafting, [policy.account for policy, _ in texts])
+        for (policy, text), gear in zip(texts, launch.gears, strict=True):
+            policy.takes(gear, text, launch)
+        return list(launch.gears)
 
 
-def _best(
-    learned: Learned, times: StepTimes, plain: WeighedLaunch, ways: Sequence[WeighedLaunch], accounts: Sequence[Account]
-) -> tuple[WeighedLaunch, bool]:
-    """The way of the highest rate that all accounts allow, and whether it is tried though it is expected to lose."""
-    texts = len(plain.options)
-    loan_us = min(learned.bank.loan_us(plain.most_us, texts), *(account.loan_us(plain.most_us) for account in accounts))
-    allowed = [way for way in ways if way.most_us <= plain.most_us + loan_us]
-    way = max(allowed, key=lambda way: way.rate, default=plain)
-    if way.rate <= plain.rate * LARGER:
-        gained_us = (way.tokens - plain.tokens) * plain.most_us / texts
-        tried = way is not plain and learned.may_try(way.most_us - plain.most_us - gained_us)
-        way = way if tried else plain
-    else:
-        tried = False
+def _best(learned: Learned, plain: Launch, drafting: Sequence[Launch], accounts: Sequence[Account]) -> Launch:
+    """The launch of the highest rate that all accounts allow, or one that is tried though it is expected to lose."""
+    texts, plain_us = plain.texts, plain.us
+    loan_us = min(learned.bank.loan_us(plain_us, texts), *(account.loan_us(plain_us) for account in accounts))
+    allowed = [launch for launch in drafting if launch.us <= plain_us + loan_us]
+    best = max(allowed, key=lambda launch: launch.rate, default=plain)
+    if best is not plain and best.rate <= plain.rate * LARGER:
+        lost_us = best.us - best.tokens * plain_us / texts
+        best.tried = lost_us + learned.tried_us <= EXTRA * learned.bank.plain_us
+        best = best if best.tried else plain
     # It has to be seen first how long plain steps take.
-    doubted = not times.table.absolute or way.rate < DOUBTED * plain.rate
-    if doubted and any(times.aged(option.gear) for option in plain.options if not learned.gears.drafts(option.gear)):
-        return plain, False
-    return way, tried
-
-
-def _named(learned: Learned, asking: Asking, gear: Gear | None, times: StepTimes, texts: int) -> dict[int, GearOption]:
-    """The one option of a text whose policy names its gear."""
-    assert gear is not None, "a policy that is not asked here has named its gear"
-    number = learned.gears.number[gear.name]
-    return {_PLAIN: GearOption(number, asking.length, 1.0, times.us(number, asking.length) / texts)}
+    doubted = not learned.times(texts).table.absolute or best.rate < DOUBTED * plain.rate
+    return plain if doubted and plain.plain_unknown else best

@@ -16,22 +16,17 @@ TEXT_EXTRA, TOKENS_A_CREDIT = 0.03, 8
 
 
 class Account:
-    """Time saved by drafting, negative if it was lost, in microseconds of the device."""
+    """Time saved by drafting, negative if it was lost, in microseconds of the device.
 
-    def __init__(self, extra: float, credit: float) -> None:
-        self._extra, self._credit = extra, credit
+    Without ``max_new_tokens`` that of all texts, of which one may win the time that another one loses.
+    """
+
+    def __init__(self, max_new_tokens: int | None = None) -> None:
+        alone = max_new_tokens is not None
+        self._extra = TEXT_EXTRA if alone else EXTRA
+        self._credit = min(CREDIT, max_new_tokens / TOKENS_A_CREDIT) if max_new_tokens is not None else CREDIT
         # The time that plain decoding would have taken for the tokens so far; and that time less the time they took.
         self.plain_us = self.saved_us = 0.0
-
-    @classmethod
-    def of_all(cls) -> Account:
-        """The account of all texts of a bundle; one text may win the time that another one loses."""
-        return cls(EXTRA, CREDIT)
-
-    @classmethod
-    def of_text(cls, max_new_tokens: int) -> Account:
-        """The account of one text."""
-        return cls(TEXT_EXTRA, min(CREDIT, max_new_tokens / TOKENS_A_CREDIT))
 
     def stepped(self, gained: int, step_us: float, plain_us: float) -> None:
         """Enters a step that gained tokens of ``plain_us`` each."""

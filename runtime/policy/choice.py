@@ -1,10 +1,8 @@
-"""Which policy a text gets. Plain decoding is a gear, so every policy has a floor."""
+"""The policy of each text, and the gears of a launch. Plain decoding is a gear, so every policy has a floor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from threading import Lock
 
 from draftwood.manifest import Gear
 from draftwood.planned import StepTime
@@ -17,7 +15,7 @@ ADAPTIVE = "adaptive"
 
 
 class Policies:
-    """Makes a policy for each text of a bundle.
+    """Makes a policy for each text of a bundle; the texts share what they learn.
 
     Args:
         name: ``adaptive`` learns from the texts; ``plain`` does not draft; a gear's name takes its tree, from its KV
@@ -29,36 +27,17 @@ class Policies:
     """
 
     def __init__(self, bundle: Bundle, name: str = ADAPTIVE, times: Sequence[StepTime] = ()) -> None:
-        self._bundle, self.name, self._times = bundle, name, times
-        self._gear = None if name in (ADAPTIVE, PLAIN) else bundle.gear(name)
-        self._lock = Lock()
-
-    @cached_property
-    def gears(self) -> Gears:
-        """The tables that all texts share."""
-        return Gears.of(self._bundle, self._times)
-
-    @cached_property
-    def learned(self) -> Learned:
-        """All that the texts have shown so far."""
-        return Learned(self.gears)
+        self.name = name
+        # All that the texts have shown so far; or the tree of all, which learns nothing.
+        self._shared = (
+            Learned(Gears.of(bundle, times)) if name == ADAPTIVE else FixedTree(bundle, None if name == PLAIN else name)
+        )
 
     def new(self, greedy: bool, max_new_tokens: int, held: bool = False) -> Policy:
         """The policy of one text of at most so many tokens, greedy or sampled, free or ``held`` to a grammar."""
-        if self._gear is not None:
-            return FixedTree(self._bundle, self._gear.tree, self._gear.slots)
-        if self.name == PLAIN:
-            return FixedTree(self._bundle, PLAIN)
-        with self._lock:  # first texts of several threads share one account
-            learned = self.learned
-        return Adaptive(self.gears, learned, greedy, max_new_tokens, held)
-
-
-def policy_for(bundle: Bundle, gear: str | None = None) -> Policy:
-    """The policy that always takes the tree of a gear, by its name; plain decoding without one."""
-    return (
-        FixedTree(bundle, PLAIN) if gear is None else FixedTree(bundle, bundle.gear(gear).tree, bundle.gear(gear).slots)
-    )
+        if isinstance(self._shared, FixedTree):
+            return self._shared
+        return Adaptive(self._shared, greedy, max_new_tokens, held)
 
 
 def widest_gear(bundle: Bundle) -> str:
@@ -70,8 +49,18 @@ def widest_gear(bundle: Bundle) -> str:
 def gears_for(asking: Sequence[Asking], padded: bool = False) -> list[Gear]:
     """The gear of each text in the launch that all share, at most as many as a launch takes.
 
-    ``padded`` if a launch of several texts pads the rows of each to those of the largest tree.
+    Texts whose policies share their knowledge are chosen for together; another text follows its own policy. ``padded``
+    if a launch of several texts pads the rows of each to those of the largest tree.
     """
-    if len(asking) > 1 and any(isinstance(text.policy, Adaptive) for text in asking):
-        return choose(asking, padded)
-    return [text.alone() for text in asking]
+    shared = dict[Learned, list[tuple[Adaptive, Asking]]]()
+    for text in asking:
+        if isinstance(text.policy, Adaptive):
+            shared.setdefault(text.policy.learned, []).append((text.policy, text))
+    chosen = {learned: iter(choose(texts, padded)) for learned, texts in shared.items()}
+    return [next(chosen[text.policy.learned]) if isinstance(text.policy, Adaptive) else _alone(text) for text in asking]
+
+
+def _alone(text: Asking) -> Gear:
+    gear = text.policy.choose(text.length, text.late, text.match)
+    assert gear is not None, "a text that fills the context has ended"
+    return gear

@@ -3,7 +3,7 @@
 Every tree has a chance for each of its levels: the share of the steps that came so far and went on to the next level.
 Accept length follows from these. A step counts for every tree whose nodes it asked about. Levels that it did not ask
 about count neither as a hit nor as a miss (Kaplan and Meier, 1958). How one text differs from the others is one number,
-its *ease*: log-odds that are added to every chance (Rasch, 1960).
+its *ease*: log-odds that are added to every chance, and moved by what each step shows (Elo, 1978).
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ RankPath = tuple[int, ...]
 HOPE = {True: 0.85, False: 0.7}
 # The answers a level that a plan's counts stand for, and that a mere hope stands for.
 STRENGTH, WEAK_STRENGTH = 300.0, 4.0
-# Counts fade to 1/e in this many steps, of any text.
-MEMORY = 2000
-FADES = 1 - 1 / MEMORY
-# Standard deviation of the eases of texts, in log-odds, and the share of its ease that a text keeps from one step to
-# the next.
-SPREAD, KEPT = 0.4, 0.99
+# Counts fade to 1/e in 2000 steps, of any text.
+FADES = 1 - 1 / 2000
+# The log-odds by which a level that went on, or did not, moves a text's ease at most, and the share of its ease that a
+# text keeps from one step to the next.
+MOVES, KEPT = 0.15, 0.99
 
 
 class Drafted(NamedTuple):
@@ -52,6 +51,11 @@ class Drafted(NamedTuple):
         """Whether a plan has counted it; no plan counts a tree that is looked up."""
         return prior is not None and not self.looked_up and prior.reached.keys() >= set(self.names)
 
+    def told(self, path: RankPath, levels: int) -> list[bool]:
+        """At each of its first levels, down to the one at which ``path`` has left it, whether the path goes on."""
+        inside = [depth < len(path) and path[: depth + 1] in self.nodes for depth in range(min(levels, len(path) + 1))]
+        return inside[: inside.index(False) + 1] if False in inside else inside
+
 
 def reached(drafted: Drafted, prior: Prior | None, greedy: bool, match: int = 0) -> list[float]:
     """The share of steps that come to each level, by the counts of a plan, or by hope if there are none.
@@ -68,26 +72,24 @@ def reached(drafted: Drafted, prior: Prior | None, greedy: bool, match: int = 0)
     return [sum(s * at for s, at in zip(prior.confidence, level, strict=True)) / whole for level in levels]
 
 
-def _inside(share: float) -> float:
-    return min(max(share, LEAST_SHARE), 1 - LEAST_SHARE)
-
-
-class _Tree:
-    """One tree after a match of one class: the chance of each of its levels."""
+class _Levels:
+    """The answers of one tree's levels after a match of one class, hits and all, fading."""
 
     def __init__(self, reached: Sequence[float], strength: float) -> None:
         shares = [share / max(before, LEAST_SHARE) for before, share in pairwise([1.0, *reached])]
-        self._strength, self._expected = strength, [_inside(share) for share in shares]
-        self._hits, self._asked = [0.0] * len(reached), [0.0] * len(reached)
-        self.chances = self._expected[:]
+        self._hits = [strength * min(max(share, LEAST_SHARE), 1 - LEAST_SHARE) for share in shares]
+        self._asked = [strength for _ in shares]
+
+    @property
+    def chances(self) -> list[float]:
+        """Chances that a step which came to a level goes on."""
+        return [hits / asked for hits, asked in zip(self._hits, self._asked, strict=True)]
 
     def count(self, went: Sequence[bool]) -> None:
         """Enters a step that answered at the first levels whether it went on."""
         for level, hit in enumerate(went):
             self._hits[level] = self._hits[level] * FADES + hit
             self._asked[level] = self._asked[level] * FADES + 1
-            hits = self._strength * self._expected[level] + self._hits[level]
-            self.chances[level] = _inside(hits / (self._strength + self._asked[level]))
 
 
 class Gains:
@@ -95,10 +97,10 @@ class Gains:
 
     def __init__(self, drafted: Sequence[Drafted], prior: Prior | None, greedy: bool) -> None:
         self._prior, self._drafted = prior, drafted
-        # Of each shape, a tree for each class of match.
-        self._trees = [
+        # Of each shape, its levels by the class of the match.
+        self._levels = [
             [
-                _Tree(reached(tree, prior, greedy, match), STRENGTH if tree.counted(prior) else WEAK_STRENGTH)
+                _Levels(reached(tree, prior, greedy, match), STRENGTH if tree.counted(prior) else WEAK_STRENGTH)
                 for match in range(MATCH_CLASSES if tree.looked_up else 1)
             ]
             for tree in drafted
@@ -113,28 +115,21 @@ class Gains:
             for tree in drafted
         ]
 
-    def chances(self, shape: int, match: int) -> list[float]:
-        """Chances that a step which came to a level goes on, for each level of a tree."""
-        return self._tree(shape, match).chances
+    def levels(self, shape: int, match: int) -> _Levels:
+        """The levels of a tree after a match of a class."""
+        return self._levels[shape][match if self._drafted[shape].looked_up else 0]
 
     def saw(self, shape: int, match: int, path: RankPath) -> list[bool]:
         """Enters a step that went down ``path``; returns at each level that it asked whether it went on."""
-        tree = self._tree(shape, match)
-        went = [level < len(path) for level in range(min(len(path) + 1, len(tree.chances)))]
-        tree.count(went)
+        went = [level < len(path) for level in range(min(len(path) + 1, self._drafted[shape].depth))]
+        self.levels(shape, match).count(went)
         for number, levels in self._told[shape]:
-            nodes = self._drafted[number].nodes
-            inside = [path[: depth + 1] in nodes and depth < len(path) for depth in range(min(levels, len(path) + 1))]
-            self._tree(number, match).count(inside[: inside.index(False) + 1] if False in inside else inside)
+            self.levels(number, match).count(self._drafted[number].told(path, levels))
         return went
 
     def ease_at(self, length: int) -> float:
         """The ease of a text that begins after ``length`` tokens, before its first step."""
         return self._prior.ease_at(length) if self._prior else 0.0
-
-    def _tree(self, shape: int, match: int) -> _Tree:
-        trees = self._trees[shape]
-        return trees[match if len(trees) > 1 else 0]
 
 
 def _shared(nodes: frozenset[RankPath], others: frozenset[RankPath]) -> int:
@@ -144,21 +139,16 @@ def _shared(nodes: frozenset[RankPath], others: frozenset[RankPath]) -> int:
 
 
 class Ease:
-    """How one text differs from the others of its kind, and how little of that is known."""
+    """How one text differs from the others of its kind; one that begins after ``length`` tokens."""
 
-    def __init__(self, gains: Gains) -> None:
+    def __init__(self, gains: Gains, length: int = 0) -> None:
         self._gains = gains
-        self._usual = self._ease = 0.0
-        self._variance = SPREAD**2
-
-    def begin(self, length: int) -> None:
-        """Takes the ease of texts that begin after so many tokens."""
-        self._usual = self._ease = self._gains.ease_at(length)
+        self._usual = self._ease = gains.ease_at(length)
 
     def tokens(self, shape: int, match: int = 0) -> float:
         """Expected accept length of a tree in this text, bonus counted."""
         tokens = reached = 1.0
-        for chance in self._eased(shape, match):
+        for chance in self._chances(shape, match):
             reached *= chance
             tokens += reached
         return tokens
@@ -166,16 +156,13 @@ class Ease:
     def idle(self) -> None:
         """A step that shows nothing: the text grows more like any other."""
         self._ease = self._usual + KEPT * (self._ease - self._usual)
-        self._variance = SPREAD**2 + KEPT**2 * (self._variance - SPREAD**2)
 
     def saw(self, shape: int, match: int, path: RankPath) -> None:
-        """A step of a tree went down ``path``: one step of Newton's method towards the ease that makes it likely."""
+        """A step of a tree went down ``path``: the text is easier than was thought, or harder."""
         self.idle()
-        chances = self._eased(shape, match)
-        went = self._gains.saw(shape, match, path)
-        self._variance = 1 / (1 / self._variance + sum(c * (1 - c) for c, _ in zip(chances, went, strict=False)))
-        self._ease += self._variance * sum(hit - chance for chance, hit in zip(chances, went, strict=False))
+        chances, went = self._chances(shape, match), self._gains.saw(shape, match, path)
+        self._ease += MOVES * sum(hit - chance for chance, hit in zip(chances, went, strict=False))
 
-    def _eased(self, shape: int, match: int) -> list[float]:
+    def _chances(self, shape: int, match: int) -> list[float]:
         odds = exp(self._ease)
-        return [chance * odds / (1 - chance + chance * odds) for chance in self._gains.chances(shape, match)]
+        return [chance * odds / (1 - chance + chance * odds) for chance in self._gains.levels(shape, match).chances]

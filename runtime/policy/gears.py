@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from draftwood.manifest import Gear
 from draftwood.planned import Planning, StepTime
@@ -14,15 +13,13 @@ from draftwood.runtime.policy.times import TimeTable, time_table
 PLAIN = "plain"
 
 
-class Fit(NamedTuple):
-    """Gears that fit after a text: the one of plain decoding, None if there is none, and those that draft, by rows."""
-
-    plain: int | None
-    drafting: list[int]
+# The shape of plain decoding.
+NO_DRAFT = -1
 
 
 class Gears:
-    """Immutable; made once for a bundle. ``shape[g]`` numbers gear g's trees, -1 for plain decoding."""
+    """Immutable; made once for a bundle. By a gear's name, ``rows`` are those of its trees, and ``shape`` the place of
+    its trees among ``drafted``, `NO_DRAFT` for plain decoding."""
 
     def __init__(
         self,
@@ -32,10 +29,13 @@ class Gears:
         planning: Planning | None = None,
         times: Sequence[StepTime] = (),
     ) -> None:
-        self.gears, self.rows = tuple(gears), tuple(rows)
-        self.number = {gear.name: g for g, gear in enumerate(self.gears)}
+        names, self.gears = [gear.name for gear in gears], tuple(gears)
+        self.rows = dict(zip(names, rows, strict=True))
         self.drafted = tuple(dict.fromkeys(tree for tree in drafted if tree is not None))
-        self.shape = [-1 if tree is None else self.drafted.index(tree) for tree in drafted]
+        shapes = {tree: shape for shape, tree in enumerate(self.drafted)}
+        self.shape = {
+            name: NO_DRAFT if tree is None else shapes[tree] for name, tree in zip(names, drafted, strict=True)
+        }
         self.planning, self._steps = planning, tuple(times)
         self.times = self.times_of(1)
 
@@ -54,34 +54,22 @@ class Gears:
 
     def times_of(self, texts: int) -> TimeTable:
         """Times of launches that ``texts`` texts share."""
-        return time_table([gear.name for gear in self.gears], self.rows, self._steps, texts)
+        return time_table(self.rows, self._steps, texts)
 
     def gains(self, greedy: bool) -> Gains:
         """Expectations of greedy or of sampled text before the first step."""
         return Gains(self.drafted, self.planning.prior(greedy) if self.planning else None, greedy)
 
-    def drafts(self, gear: int) -> bool:
-        """Whether a gear is not plain decoding."""
-        return self.shape[gear] >= 0
-
-    def looks_up(self, gear: int) -> bool:
-        """Whether the gear's tree is looked up in the text."""
-        return self.drafts(gear) and self.drafted[self.shape[gear]].looked_up
-
-    def fitting(self, length: int, slots: int) -> Fit:
-        """Gears that fit after ``length`` tokens of a text that has grown to a KV length of ``slots``.
+    def fitting(self, length: int, slots: int) -> dict[int, Gear]:
+        """The gears that fit after ``length`` tokens of a text that has grown to a KV length of ``slots``, by shape;
+        plain decoding is one of them, or the context is full.
 
         Plain decoding and drafts are each taken at the least KV length that holds them: a text grows where it must.
         """
         # The step's rows go after the text, and one slot is spare.
-        fits = [g for g, gear in enumerate(self.gears) if slots <= gear.slots and length < gear.slots - self.rows[g]]
-        fits.sort(key=lambda g: (self.gears[g].slots, self.rows[g]))
-        drafting = [g for g in fits if self.drafts(g)]
-        least = self.gears[drafting[0]].slots if drafting else 0
-        return Fit(
-            next((g for g in fits if not self.drafts(g)), None),
-            [g for g in drafting if self.gears[g].slots == least],
-        )
+        fits = [gear for gear in self.gears if slots <= gear.slots and length < gear.slots - self.rows[gear.name]]
+        least = {drafts: min((g.slots for g in fits if bool(g.draft) == drafts), default=0) for drafts in (False, True)}
+        return {self.shape[gear.name]: gear for gear in fits if gear.slots == least[bool(gear.draft)]}
 
 
 def _drafted(bundle: Bundle, gear: Gear) -> Drafted | None:

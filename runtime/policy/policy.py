@@ -35,8 +35,8 @@ class Policy(Protocol):
     def observe(self, outcome: Outcome) -> None:
         """Takes note of a finished step."""
 
-    def expected(self, gear: Gear, length: int) -> Expected | None:
-        """Expectations of a step of the gear; None if the policy has no opinion. For traces alone."""
+    def expected(self) -> Expected | None:
+        """Expectations of the step that was chosen; None if the policy has no opinion. For traces alone."""
 
 
 class Asking(NamedTuple):
@@ -47,27 +47,24 @@ class Asking(NamedTuple):
     late: int = 0
     match: int = 0
 
-    def alone(self) -> Gear:
-        """The gear that its policy would choose on its own."""
-        gear = self.policy.choose(self.length, self.late, self.match)
-        assert gear is not None, "a text that fills the context has ended"
-        return gear
-
 
 class FixedTree:
-    """Always one tree, at the smallest KV length that holds it from ``least_slots`` on.
+    """Always the tree of a gear, from its KV length on, and at the smallest that holds it; plain decoding without one.
 
     If the tree no longer fits into the largest KV length, plain decoding goes on to the end.
+
+    Raises:
+        RequestError: no gear has that name.
     """
 
-    def __init__(self, bundle: Bundle, tree: str, least_slots: int = 0) -> None:
-        gears = sorted(bundle.manifest.gears, key=lambda gear: gear.slots)
+    def __init__(self, bundle: Bundle, gear: str | None = None) -> None:
+        tree, least_slots = (bundle.gear(gear).tree, bundle.gear(gear).slots) if gear else (PLAIN, 0)
         rows = {t.name: t.rows for t in bundle.manifest.trees}
+        gears = sorted(bundle.manifest.gears, key=lambda gear: (gear.tree != tree, gear.slots))
         self._fits = [
             (gear.slots - 1 - rows[gear.tree], gear)
-            for name in dict.fromkeys((tree, PLAIN))
             for gear in gears
-            if gear.tree == name and gear.slots >= least_slots
+            if gear.tree in (tree, PLAIN) and gear.slots >= least_slots
         ]
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
@@ -76,5 +73,5 @@ class FixedTree:
     def observe(self, outcome: Outcome) -> None:
         pass
 
-    def expected(self, gear: Gear, length: int) -> Expected | None:
+    def expected(self) -> Expected | None:
         return None

@@ -28,7 +28,7 @@ from draftwood.manifest import read_manifest
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.trees import Topology
 
 H, I, V, N, K, D, L, EPSILON, SCALE = 32, 48, 101, 4, 2, 8, 2, 1e-5, 2.5  # noqa: E741
@@ -167,7 +167,7 @@ def test_a_toy_family_is_described_in_full_and_decodes_like_its_reference(
     assert described_config(described) == read_config(tmp_path) and described["embedding_scale"] == SCALE
     bundle, ids = Bundle.open(folder), [5, 17, 3]
     options = Options(max_new_tokens=24)
-    found = Decoding(CpuEngine(bundle), ids, options, policy_for(bundle)).run()
+    found = Decoding(CpuEngine(bundle), ids, options, FixedTree(bundle)).run()
     text = list(ids)
     for _ in range(24):
         logits = reference(tensors, text)

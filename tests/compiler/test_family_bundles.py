@@ -12,7 +12,7 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import policy_for, widest_gear
+from draftwood.runtime.policy import FixedTree, widest_gear
 from draftwood.runtime.sharing import advance
 from draftwood.trees import Topology
 
@@ -80,7 +80,7 @@ def test_texts_are_those_of_transformers(family: tuple[Bundle, Any]) -> None:
     assert margin > MARGIN and len(set(expected)) == TEXTS
     engine, options = CpuEngine(bundle), Options(max_new_tokens=NEW, ignore_eos=True)
     steps = {}
-    for policy in (policy_for(bundle), policy_for(bundle, widest_gear(bundle))):
+    for policy in (FixedTree(bundle), FixedTree(bundle, widest_gear(bundle))):
         results = [Decoding(engine, prompt, options, policy).run() for prompt in prompts.tolist()]
         assert [result.token_ids for result in results] == expected
         steps[policy] = sum(result.steps for result in results)

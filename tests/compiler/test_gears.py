@@ -17,7 +17,7 @@ from draftwood.planned import LengthEase, Prior, named_gears
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import Gears, Policies, policy_for
+from draftwood.runtime.policy import FixedTree, Gears, Policies
 from draftwood.runtime.policy.gains import Ease
 from draftwood.runtime.trace import Trace
 from draftwood.tools.commands.build import gears_of, lengths
@@ -115,20 +115,20 @@ def test_the_manifest_knows_what_the_plan_knew(plan: Plan, planned_bundle: Bundl
     eases = [Ease(gears.gains(greedy)) for greedy in (True, False)]
     tokens = [np.array([ease.tokens(shape) for shape in range(len(gears.drafted))]) for ease in eases]
     assert (tokens[0] > 1.1 * tokens[1]).all()
-    for g, gear in enumerate(gears.gears):
+    for gear in gears.gears:
         if gear.draft:
             (trees,) = (one.trees for one in plan.gears if one.name == gear.name)
             own = [tree.promise.counted for tree in plan.trees if tree.name in trees]
             promised = sum(one.tokens * one.contexts for one in own) / sum(one.contexts for one in own)
             # Both sampling classes together; they have equally many contexts.
-            both = (tokens[0][gears.shape[g]] + tokens[1][gears.shape[g]]) / 2
+            both = (tokens[0][gears.shape[gear.name]] + tokens[1][gears.shape[gear.name]]) / 2
             assert both == pytest.approx(promised, rel=0.1)
 
 
 def test_a_planned_bundle_decodes_the_same_text(planned_bundle: Bundle) -> None:
     engine, trace = CpuEngine(planned_bundle), Trace()
     prompt, options = list(range(5, 25)), Options(max_new_tokens=300, ignore_eos=True)
-    plain = Decoding(engine, prompt, options, policy_for(planned_bundle)).run()
+    plain = Decoding(engine, prompt, options, FixedTree(planned_bundle)).run()
     policy = Policies(planned_bundle).new(greedy=True, max_new_tokens=128)
     text = Decoding(engine, prompt, options, policy, trace).run()
     assert text.token_ids == plain.token_ids

@@ -25,7 +25,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.choice import default_engine, open_engine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.qnn import PROVIDER
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.rounding import QUANTISED_TOLERANCE
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
@@ -52,7 +52,7 @@ def assert_texts_alike(bundle: Bundle, prompt: list[int], tokens: int, name: str
     for sampling in (Sampling(), Sampling(temperature=0.8, seed=3)):
         options = Options(max_new_tokens=tokens, ignore_eos=True, sampling=sampling)
         gears = (None, *(gear.name for gear in bundle.manifest.gears))
-        texts = {Decoding(engine, prompt, options, policy_for(bundle, gear)).run().token_ids for gear in gears}
+        texts = {Decoding(engine, prompt, options, FixedTree(bundle, gear)).run().token_ids for gear in gears}
         assert len(texts) == 1 and len(texts.pop()) == tokens
 
 
@@ -202,7 +202,7 @@ def test_chains_in_batches_and_in_static_graphs(chained: Bundle) -> None:
     assert products(bundle, "step-b2") == products(bundle, "step") and products(bundle, "step") > 7
     assert products(bundle, "draft-b2") == products(bundle, "draft")
     engine, options = open_engine(bundle), Options(max_new_tokens=40, ignore_eos=True)
-    prompts, gear = ([3, 5, 7], [11, 13, 17, 19]), policy_for(bundle, "chain-kv256")
+    prompts, gear = ([3, 5, 7], [11, 13, 17, 19]), FixedTree(bundle, "chain-kv256")
     texts = [Decoding(engine, prompt, options, gear) for prompt in prompts]
     for text in texts:
         text.start()
@@ -210,7 +210,7 @@ def test_chains_in_batches_and_in_static_graphs(chained: Bundle) -> None:
         advance(engine, going)
     for text, prompt in zip(texts, prompts, strict=True):
         text.end()
-        assert text.result.token_ids == Decoding(engine, prompt, options, policy_for(bundle, None)).run().token_ids
+        assert text.result.token_ids == Decoding(engine, prompt, options, FixedTree(bundle, None)).run().token_ids
 
 
 def products(bundle: Bundle, graph: str) -> int:

@@ -18,7 +18,7 @@ from draftwood.errors import CheckpointError, RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.trees import Topology
 
 PLAIN = ("plain", Topology.plain())
@@ -46,7 +46,7 @@ def toy(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def decoded(bundle: Bundle) -> tuple[int, ...]:
     options = Options(max_new_tokens=12, ignore_eos=True)
-    return tuple(Decoding(CpuEngine(bundle), [3, 5, 7], options, policy_for(bundle)).run().token_ids)
+    return tuple(Decoding(CpuEngine(bundle), [3, 5, 7], options, FixedTree(bundle)).run().token_ids)
 
 
 def test_a_toy_precision_builds_runs_and_says_its_name(toy: Bundle, tiny_teacher: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.openvino import OpenVinoEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.rounding import QUANTISED_TOLERANCE
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.comparison import single
@@ -64,7 +64,7 @@ def drafted(
 
 def text(engine: Engine, gear: str | None, sampling: Sampling, tokens: int = 40) -> tuple[int, ...]:
     options = Options(max_new_tokens=tokens, ignore_eos=True, sampling=sampling)
-    policy = policy_for(engine.bundle, gear)
+    policy = FixedTree(engine.bundle, gear)
     return Decoding(engine, [3, 5, 7], options, policy).run().token_ids
 
 

@@ -28,7 +28,7 @@ from draftwood.runtime.bundle.weights import check_values, read_index
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.opened import prompt_ids
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.runtime.trace import Trace
 from draftwood.runtime.tuned import tuned_file, tuned_times
@@ -104,7 +104,7 @@ def _text(engine: Engine, opened: Bundle, gear: str | None) -> list[int] | str:
     """The tokens, or "refused" if decoding says that it cannot."""
     options = Options(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     try:
-        return list(Decoding(engine, _prompt(opened), options, policy_for(opened, gear)).run().token_ids)
+        return list(Decoding(engine, _prompt(opened), options, FixedTree(opened, gear)).run().token_ids)
     except UserError as error:
         return "refused" if "fails as it runs" not in str(error) else f"refused: {error}"
 

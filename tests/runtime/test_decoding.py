@@ -12,7 +12,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.static import OnnxStaticEngine
-from draftwood.runtime.policy import FixedTree, policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace
 from draftwood.tests.decoded import decoded
@@ -77,7 +77,7 @@ class Noted(FixedTree):
 
 def test_a_policy_is_told_how_far_the_drafter_is_behind(tiny_draft_bundles: dict[str, Path], prompt: list[int]) -> None:
     bundle = Bundle.open(tiny_draft_bundles["fasteagle"])
-    policy, trace = Noted(bundle, "plain"), Trace()
+    policy, trace = Noted(bundle), Trace()
     policy.gears = [bundle.gear(name) for name in ("plain-kv256", "planned-kv256")]
     Decoding(CpuEngine(bundle), prompt, Options(max_new_tokens=40, ignore_eos=True), policy, trace).run()
     n = len(prompt)
@@ -100,7 +100,7 @@ def test_graphs_are_opened_with_the_engine(
 def test_the_end_token_stops_a_text_inside_an_accepted_path(engine: Engine, prompt: list[int]) -> None:
     free = decoded(engine, prompt, "ragged-kv128")
     end = free.token_ids[20]
-    ended = Decoding(engine, prompt, Options(max_new_tokens=60), policy_for(engine.bundle, "ragged-kv128"))
+    ended = Decoding(engine, prompt, Options(max_new_tokens=60), FixedTree(engine.bundle, "ragged-kv128"))
     ended._ends = frozenset({end})
     result = ended.run()
     assert result.token_ids == free.token_ids[: free.token_ids.index(end) + 1]
@@ -144,7 +144,7 @@ def test_a_prompt_that_cannot_be_decoded_is_refused(engine: Engine, prompt_ids: 
 
 def test_unknown_gears_and_empty_texts_are_refused(bundle: Bundle) -> None:
     with pytest.raises(RequestError, match="it holds plain-kv128"):
-        policy_for(bundle, "nonsense")
+        FixedTree(bundle, "nonsense")
     with pytest.raises(RequestError, match="at least 1"):
         Options(max_new_tokens=0)
     with pytest.raises(RequestError, match="max_tokens: no such option; expected one of max_new_tokens, temperature"):

@@ -20,7 +20,7 @@ from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.registry import EngineKind, register
 from draftwood.runtime.opened import OpenedBundle
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
 
@@ -145,7 +145,7 @@ def test_a_batch_of_texts_is_one_call_a_step(toy: None, tiny_bundle: Path, promp
         Options(max_new_tokens=6 + i, ignore_eos=True, sampling=Sampling(temperature=0.8 * (i % 2), seed=i))
         for i in range(10)
     ]
-    gear, plain = policy_for(engine.bundle, "ragged-kv128"), policy_for(engine.bundle)
+    gear, plain = FixedTree(engine.bundle, "ragged-kv128"), FixedTree(engine.bundle)
     texts = [Decoding(engine, prompt[i:], one, gear) for i, one in enumerate(options)]
     for text in texts:
         text.start()

@@ -14,7 +14,7 @@ from draftwood.errors import BundleError
 from draftwood.manifest import File
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.policy import policy_for, widest_gear
+from draftwood.runtime.policy import FixedTree, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests.checked import checked
 from draftwood.tools.cli import main
@@ -111,8 +111,8 @@ def test_speculation_on_the_npus_graphs_changes_no_token(npu_bundle: Path, tempe
     engine = GeEngine(Bundle.open(npu_bundle))
     options = Options(max_new_tokens=12, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)
     prompt = [5, 9, 23, 41, 7]
-    plain = Decoding(engine, prompt, options, policy_for(engine.bundle)).run()
-    tree = Decoding(engine, prompt, options, policy_for(engine.bundle, widest_gear(engine.bundle))).run()
+    plain = Decoding(engine, prompt, options, FixedTree(engine.bundle)).run()
+    tree = Decoding(engine, prompt, options, FixedTree(engine.bundle, widest_gear(engine.bundle))).run()
     assert plain.token_ids == tree.token_ids
     assert tree.steps <= plain.steps
 

@@ -23,7 +23,7 @@ from draftwood.errors import RequestError, UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.engine import Engine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests import fixtures
 from draftwood.tests.checked import checked
@@ -85,7 +85,7 @@ def texts(engine: Engine, tokens: int = 16) -> list[tuple[int, ...]]:
         options = Options(max_new_tokens=tokens, sampling=sampling, ignore_eos=True)
         for gear in engine.bundle.manifest.gears:
             name = None if gear.tree == "plain" else gear.name
-            policy = policy_for(engine.bundle, name)
+            policy = FixedTree(engine.bundle, name)
             found.append(Decoding(engine, PROMPT, options, policy).run().token_ids)
     return found
 
@@ -236,7 +236,7 @@ def test_ranks_that_cannot_be_are_refused(tiny_teacher: Path, tmp_path: Path, ch
 def prompts_decoded(engine: Engine) -> list[tuple[int, ...]]:
     """The built-in prompts, each with the largest tree."""
     bundle = engine.bundle
-    policy, options = policy_for(bundle, bundle.manifest.gears[-1].name), Options(max_new_tokens=24)
+    policy, options = FixedTree(bundle, bundle.manifest.gears[-1].name), Options(max_new_tokens=24)
     return [Decoding(engine, prompt, options, policy).run().token_ids for prompt in built_in_prompts(engine)]
 
 

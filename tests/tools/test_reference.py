@@ -18,7 +18,7 @@ from draftwood.errors import CheckpointError, InvariantError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import FixedTree, policy_for, widest_gear
+from draftwood.runtime.policy import FixedTree, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace
 from draftwood.tools.cli import main
@@ -204,7 +204,7 @@ def test_speculation_on_transformers_takes_fewer_steps(bundle: Bundle, teacher: 
     """Or its equality with plain decoding would prove nothing."""
     engine = HfEngine(bundle, teacher)
     options = Options(max_new_tokens=40, ignore_eos=True)
-    gears = (policy_for(bundle), policy_for(bundle, widest_gear(bundle)))
+    gears = (FixedTree(bundle), FixedTree(bundle, widest_gear(bundle)))
     plain, tree = (Decoding(engine, PROMPT, options, policy).run() for policy in gears)
     assert plain.token_ids == tree.token_ids and tree.steps < plain.steps == 39
 
@@ -220,14 +220,15 @@ def test_drafters_with_caches_draft_alike_from_transformers_features(
     slots = max(gear.slots for gear in bundle.manifest.gears)
     prompt = [*PROMPT * 20] if slots > 128 else PROMPT  # with room, through a change of the KV length
     texts = set()
-    for tree in bundle.manifest.trees:
+    gears = sorted(bundle.manifest.gears, key=lambda gear: -gear.slots)
+    for tree, gear in {gear.tree: gear.name for gear in gears}.items():  # the least of each tree
         results = [
-            Decoding(engine, prompt, options_of(temperature), FixedTree(bundle, tree.name)).run()
+            Decoding(engine, prompt, options_of(temperature), FixedTree(bundle, gear)).run()
             for engine in (reference, compiled)
         ]
         assert results[0].steps == results[1].steps
         if temperature == 0:  # sampled, so small a teacher may accept nothing
-            assert (tree.name == "plain") is (results[0].steps == 39)
+            assert (tree == "plain") is (results[0].steps == 39)
         texts |= {result.token_ids for result in results}
     assert len(texts) == 1
 
@@ -283,14 +284,14 @@ def test_every_step_of_the_eager_engine_is_held_to_its_invariants(
     name = "ragged" if kind == "medusa" else "planned"
     gear = next(one.name for one in bundle.manifest.gears if (one.tree, one.slots) == (name, 128))
     trace = Trace()
-    Decoding(engine, PROMPT, options, policy_for(bundle, gear), trace).run()
+    Decoding(engine, PROMPT, options, FixedTree(bundle, gear), trace).run()
     trace.write(tmp_path / "t.jsonl")
     _, *steps = Trace.read(tmp_path / "t.jsonl").events
     assert steps and all(event.invariants == LOOKED_AT > 9 for event in steps)
     topology, tree = bundle.trees[name]
     bundle.trees[name] = topology, replace(tree, mask=np.tri(tree.rows, dtype=np.bool_))
     with pytest.raises(InvariantError, match="tree: mask-row at row"):
-        Decoding(engine, PROMPT, options, policy_for(bundle, gear)).run()
+        Decoding(engine, PROMPT, options, FixedTree(bundle, gear)).run()
 
 
 def test_a_tree_that_contradicts_itself_is_refused(bundle: Bundle, teacher: HfTeacher) -> None:
@@ -313,7 +314,7 @@ def test_a_tie_is_no_difference(bundle: Bundle, teacher: HfTeacher) -> None:
             logits_RV = output.logits_RV + random.normal(0, 2.0, shape).astype(np.float32)
             return [output._replace(logits_RV=logits_RV, choice_R=logits_RV.argmax(-1))]
 
-    modes = {"plain": policy_for(bundle), "tree": policy_for(bundle, widest_gear(bundle))}
+    modes = {"plain": FixedTree(bundle), "tree": FixedTree(bundle, widest_gear(bundle))}
     reference = HfEngine(bundle, teacher)
     _, found = compare_texts(Noisy(bundle), reference, PROMPT, options_of(), modes)
     assert found and all(d.tie == (d.margin <= d.tolerance) and d.tolerance > 1 for d in found)

@@ -13,7 +13,7 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import policy_for, widest_gear
+from draftwood.runtime.policy import FixedTree, widest_gear
 from draftwood.tools.comparison.check import check, sample_prompts
 from draftwood.tools.measure.calibrate import count_all, jobs
 from draftwood.tools.prompts import read_prompts
@@ -86,7 +86,7 @@ def test_a_teacher_of_any_family_gets_its_drafter(
     steps = {}
     for gear in (None, widest_gear(bundle)):
         results = [
-            Decoding(engine, ids, options, policy_for(bundle, gear) if gear else policy_for(bundle)).run()
+            Decoding(engine, ids, options, FixedTree(bundle, gear) if gear else FixedTree(bundle)).run()
             for ids in prompts
         ]
         steps[gear] = [result.token_ids for result in results], sum(result.steps for result in results)

@@ -13,7 +13,7 @@ from typing import Any
 
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.engine import Engine
-from draftwood.runtime.policy import Policy, policy_for, widest_gear
+from draftwood.runtime.policy import FixedTree, Policy, widest_gear
 from draftwood.tools.comparison.differences import TIES_PER_TOKEN, Difference, explain, logit_noise, told
 
 
@@ -26,7 +26,7 @@ def check_texts(
 ) -> dict[str, Any]:
     """The report: ``ok``, and for every prompt its tokens and differences."""
     bundle, rows = reference.bundle, list[dict[str, Any]]()
-    modes = {"plain": policy_for(bundle), "speculative": policy_for(bundle, widest_gear(bundle))}
+    modes = {"plain": FixedTree(bundle), "speculative": FixedTree(bundle, widest_gear(bundle))}
     for name, ids in prompts.items():
         progress(f"texts of prompt {name}")
         tokens, found = compare_texts(engine, reference, ids, options, modes)

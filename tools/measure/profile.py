@@ -23,7 +23,7 @@ from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.engine import Engine
-from draftwood.runtime.policy import Policy, policy_for, widest_gear
+from draftwood.runtime.policy import FixedTree, Policy, widest_gear
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft
@@ -226,7 +226,7 @@ def _prompt(bundle: Bundle) -> list[int]:
 
 def _host_seconds(engine: Engine, prompt: list[int], texts: int) -> float:
     """Time that a step of real texts spends outside graphs: the mean of plain decoding's and the largest tree's."""
-    policies = [policy_for(engine.bundle), policy_for(engine.bundle, widest_gear(engine.bundle))]
+    policies = [FixedTree(engine.bundle), FixedTree(engine.bundle, widest_gear(engine.bundle))]
     return sum(_host_step_seconds(engine, prompt, policy, texts) for policy in policies) / len(policies)
 
 

@@ -21,19 +21,20 @@ def gear_figures(bundle: Bundle, engine: str) -> list[dict[str, Any]]:
     tuned = tuned_times(bundle, engine, threads=None)
     gears = Gears.of(bundle, tuned)
     figures = []
-    for number, gear in enumerate(gears.gears):
-        longest = gear.slots - 1 - gears.rows[number]
-        ms = gears.times.us(number, longest // 2) / 1000 if gears.times.absolute else None
+    for gear in gears.gears:
+        rows = gears.rows[gear.name]
+        longest = gear.slots - 1 - rows
+        ms = gears.times.us(gear.name, longest // 2) / 1000 if gears.times.absolute else None
         figures.append(
             {
                 "gear": gear.name,
                 "trees": [gear.tree, *gear.class_trees],
-                "rows": gears.rows[number],
+                "rows": rows,
                 "slots": gear.slots,
                 "longest_text": longest,
-                "texts": _texts(bundle, gear, gears.rows[number]),
-                "tokens_greedy": _tokens(gears, True, number, longest // 2),
-                "tokens_sampled": _tokens(gears, False, number, longest // 2),
+                "texts": _texts(bundle, gear, rows),
+                "tokens_greedy": _tokens(gears, True, gear, longest // 2),
+                "tokens_sampled": _tokens(gears, False, gear, longest // 2),
                 "step_ms": ms,
                 "graph": gear.graph,
                 "timed": None if ms is None else "this machine" if tuned else "the plan",
@@ -49,15 +50,10 @@ def _texts(bundle: Bundle, gear: Gear, rows: int) -> list[int]:
     return sorted({1, *(graph.batch for graph in [*static, *(graph for graph in graphs if graph.kind == "batch")])})
 
 
-def _tokens(gears: Gears, greedy: bool, number: int, length: int) -> float | None:
-    shape = gears.shape[number]
-    if shape < 0:
+def _tokens(gears: Gears, greedy: bool, gear: Gear, length: int) -> float | None:
+    if not gear.draft:
         return 1.0
-    if not gears.planning:
-        return None
-    ease = Ease(gears.gains(greedy))
-    ease.begin(length)
-    return ease.tokens(shape)
+    return Ease(gears.gains(greedy), length).tokens(gears.shape[gear.name]) if gears.planning else None
 
 
 def gear_rows(figures: list[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -18,7 +18,7 @@ from draftwood.environment import torch_npu_installed
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.tools.comparison.compare import Pair, compare_gear
 from draftwood.tools.reference.eager import EagerEngine
 from draftwood.tools.reference.ge import GeEngine
@@ -142,7 +142,7 @@ def hold(bundle: Bundle, target: str, tolerance: float) -> None:
     """Text with a tree is text without; or every graph of the NPU equals eager PyTorch."""
     if target == "onnx":
         engine, options = CpuEngine(bundle), Options(max_new_tokens=24, ignore_eos=True)
-        gears = [policy_for(bundle, gear) for gear in ("plain-kv128", "backbone-kv128")]
+        gears = [FixedTree(bundle, gear) for gear in ("plain-kv128", "backbone-kv128")]
         plain, tree = (Decoding(engine, [5, 9, 17], options, policy).run() for policy in gears)
         assert tree.token_ids == plain.token_ids and len(plain.token_ids) == 24
         return

@@ -16,7 +16,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.openvino import OpenVinoEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.cli import main
 from draftwood.tools.comparison.compare import Pair, compare_gear
@@ -61,7 +61,7 @@ def test_speculation_changes_no_token(bundle: Bundle, sampling: Sampling, opened
     if opened is OpenVinoEngine:
         pytest.importorskip("openvino")
     engine, options = opened(bundle, Opening(threads=1)), Options(max_new_tokens=60, ignore_eos=True, sampling=sampling)
-    gears = [policy_for(bundle, gear) for gear in ("plain-kv128", "backbone-kv128")]
+    gears = [FixedTree(bundle, gear) for gear in ("plain-kv128", "backbone-kv128")]
     plain, tree = (Decoding(engine, [5, 9, 200], options, policy).run() for policy in gears)
     assert tree.token_ids == plain.token_ids
     assert tree.steps < plain.steps or sampling.temperature  # drafts hit, else the equality shows little

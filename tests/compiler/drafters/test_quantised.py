@@ -22,7 +22,7 @@ from draftwood.errors import CheckpointError, RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.tests import fixtures
 from draftwood.tools.comparison.check import check
 from draftwood.trees import Topology
@@ -86,7 +86,7 @@ def test_text_is_that_of_the_teacher(kind: str, sources: dict[str, Path], tiny_t
     assert report["ok"] and report["tolerances"]["cpu"]["logits"] < 1e-4 and report["draft_tolerances"]["cpu"] == 5e-2
     engine, options = CpuEngine(bundle), Options(max_new_tokens=40, ignore_eos=True)
     texts = [
-        Decoding(engine, [3, 5, 7], options, policy_for(bundle, gear)).run().token_ids for gear in (None, "chain-kv128")
+        Decoding(engine, [3, 5, 7], options, FixedTree(bundle, gear)).run().token_ids for gear in (None, "chain-kv128")
     ]
     assert texts[0] == texts[1]
 

@@ -34,7 +34,7 @@ from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.cli import main
 from draftwood.tools.commands.profile import parse_drafter
@@ -233,7 +233,7 @@ def bundle(trained: Path, tiny_teacher: Path, tmp_path_factory: pytest.TempPathF
 
 def decoded(engine: CpuEngine, tree: str, sampling: Sampling) -> Result:
     options = Options(max_new_tokens=80, ignore_eos=True, sampling=sampling)
-    return Decoding(engine, [5, 9, 200], options, policy_for(engine.bundle, f"{tree}-kv256")).run()
+    return Decoding(engine, [5, 9, 200], options, FixedTree(engine.bundle, f"{tree}-kv256")).run()
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)], ids=["greedy", "sampled"])

@@ -27,7 +27,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.npu import EXECUTORS, CapturedEngine
 from draftwood.runtime.engines.static import StaticEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import Topology
 
@@ -83,7 +83,7 @@ def decoded(
     engine: StaticEngine, temperature: float = 0.0, gear: str = "ragged-kv128", seed: int = 3
 ) -> tuple[int, ...]:
     options = Options(max_new_tokens=10, sampling=Sampling(temperature=temperature, seed=seed), ignore_eos=True)
-    return tuple(Decoding(engine, PROMPT, options, policy_for(engine.bundle, gear)).run().token_ids)
+    return tuple(Decoding(engine, PROMPT, options, FixedTree(engine.bundle, gear)).run().token_ids)
 
 
 def stepped(engine: StaticEngine, gears: list[Gear]) -> Any:

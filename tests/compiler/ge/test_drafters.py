@@ -13,7 +13,7 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
@@ -91,8 +91,8 @@ def test_speculation_changes_no_token(bundle: Bundle, sampling: dict, monkeypatc
     prompt = list(range(5, 25))
     with monkeypatch.context() as patched:
         patched.setattr(GeEngine, "parts", property(lambda engine: engine))
-        plain = Decoding(engine, prompt, options, policy_for(bundle)).run()
+        plain = Decoding(engine, prompt, options, FixedTree(bundle)).run()
     assert engine.on_device.host_draws == 0
     for gear in bundle.manifest.gears:
-        assert Decoding(engine, prompt, options, policy_for(bundle, gear.name)).run().token_ids == plain.token_ids
+        assert Decoding(engine, prompt, options, FixedTree(bundle, gear.name)).run().token_ids == plain.token_ids
     assert (engine.on_device.host_draws > 0) == ("top_p" in sampling)

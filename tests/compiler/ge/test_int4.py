@@ -28,7 +28,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.choice import open_engine
 from draftwood.runtime.engines.opening import Opening
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests import fixtures
 from draftwood.tests.compiler.conftest import medusa_tensors
@@ -217,7 +217,7 @@ def texts(bundle: Bundle, prompt: list[int], tokens: int) -> list[set[tuple[int,
     for sampling in (Sampling(), Sampling(temperature=0.8, seed=3)):
         options = Options(max_new_tokens=tokens, ignore_eos=True, sampling=sampling)
         gears = (None, *(gear.name for gear in bundle.manifest.gears))
-        runs = (Decoding(engine, prompt, options, policy_for(bundle, gear)).run() for gear in gears)
+        runs = (Decoding(engine, prompt, options, FixedTree(bundle, gear)).run() for gear in gears)
         found.append({tuple(run.token_ids) for run in runs})
     return found
 

@@ -21,7 +21,7 @@ from draftwood.contract import TAKES, tensors
 from draftwood.manifest import StepSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import Topology, tensorize, tree_tokens
 from draftwood.trees.spec import Budget
@@ -97,7 +97,7 @@ def test_one_launch_changes_no_token(bundle: Bundle, engine, sampling: dict, mon
         for apart in (True, False):
             monkeypatch.setattr(engine.on_device, "apart", apart)
             launched.clear()
-            found.append(Decoding(engine, list(range(5, 25)), options, policy_for(bundle, gear.name)).run())
+            found.append(Decoding(engine, list(range(5, 25)), options, FixedTree(bundle, gear.name)).run())
         steps = [kind for kind in launched if kind not in ("prefill", "decode", "extend")]
         assert steps == ["whole"] * found[1].steps
         assert found[0].token_ids == found[1].token_ids and found[0].steps == found[1].steps
@@ -179,7 +179,7 @@ def test_the_route_of_a_device_gives_the_same_text(bundle: Bundle, engine, tempe
     options = Options(max_new_tokens=6, sampling=Sampling(seed=3, temperature=temperature), ignore_eos=True)
     policy = bundle.manifest.gears[-1].name
     texts = [
-        Decoding(one, list(range(5, 25)), options, policy_for(bundle, policy)).run().token_ids
+        Decoding(one, list(range(5, 25)), options, FixedTree(bundle, policy)).run().token_ids
         for one in (NpuEngine(bundle, executor=executor), engine)
     ]
     assert texts[0] == texts[1]

@@ -17,7 +17,7 @@ from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.opening import Opening
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.proof import prove
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.tools.comparison import single
@@ -145,11 +145,11 @@ def test_texts(bundles: dict[str, Bundle], kind: str, temperature: float) -> Non
     engine, prompt = BitwiseEngine(bundle, Opening(threads=1)), np.random.default_rng(4).integers(2, 300, 55).tolist()
     options = Options.of(max_new_tokens=40, temperature=temperature, top_p=0.95, seed=7, ignore_eos=True)
     texts = [
-        Decoding(engine, prompt, options, policy_for(bundle, gear.name)).run().token_ids
+        Decoding(engine, prompt, options, FixedTree(bundle, gear.name)).run().token_ids
         for gear in bundle.manifest.gears
         if gear.draft
     ]
-    plain = Decoding(engine, prompt, options, policy_for(bundle)).run().token_ids
+    plain = Decoding(engine, prompt, options, FixedTree(bundle)).run().token_ids
     assert len(texts) >= 2 and set(texts) == {plain}
 
 

@@ -19,7 +19,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.opened import OpenedBundle
-from draftwood.runtime.policy import Policies, policy_for
+from draftwood.runtime.policy import FixedTree, Policies
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.step import Outcome
@@ -107,7 +107,7 @@ def test_five_to_eight_texts_that_come_and_go_are_plain_texts(crowded: Callable[
 
 def accepted(engine: CpuEngine, texts: int, seeds: range) -> list[Outcome]:
     """The steps of sampled texts with a tree of fixed shape, so many of them in a launch."""
-    gear, found = policy_for(engine.bundle, "backbone-kv128"), list[Outcome]()
+    gear, found = FixedTree(engine.bundle, "backbone-kv128"), list[Outcome]()
     for first in range(0, len(seeds), texts):
         going = []
         for seed in seeds[first : first + texts]:

@@ -68,7 +68,7 @@ def played(policy: Adaptive, gears: Gears, path: tuple[int, ...], us: dict[str, 
     """One step of a text whose truth is ``path``: chosen, run in the time that it takes, observed."""
     chosen = policy.choose(length)
     assert chosen is not None
-    shape = gears.shape[gears.number[chosen.name]]
+    shape = gears.shape[chosen.name]
     taken = accepted(gears.drafted[shape].nodes, path) if shape >= 0 else ()
     outcome = Outcome(chosen, length, taken, len(taken) + 1, verify_us=us[chosen.name])
     policy.observe(outcome)

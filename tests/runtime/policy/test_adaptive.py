@@ -1,7 +1,7 @@
 """The rule: its promise, its way back from plain decoding, its patience, and its checks."""
 
 from collections.abc import Callable
-from threading import Event, Lock, Thread
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.planned import LOOKUP, Gear, LengthEase, Planning, Prior, StepTime
-from draftwood.runtime.policy import Adaptive, Gears, Learned, choice
+from draftwood.runtime.policy import Adaptive, Gears, Learned
 from draftwood.runtime.policy.bank import CREDIT, EXTRA, TEXT_EXTRA, TOKENS_A_CREDIT
 from draftwood.runtime.policy.gains import Drafted, Ease
 from draftwood.runtime.policy.times import AGED, time_table
@@ -27,7 +27,7 @@ GOOD, BAD = ([0.9],) * 6, ([0.02],) * 6
 def adaptive(us: dict[str, float] | None = US, greedy: bool = True, **options: object) -> tuple[Adaptive, Gears]:
     """The first text of a bundle."""
     gears = gears_of(TREES, us, **options)
-    return Adaptive(gears, Learned(gears), greedy, TOKENS), gears
+    return Adaptive(Learned(gears), greedy, TOKENS), gears
 
 
 def broken(outcomes: list[Outcome], us: dict[str, float]) -> float:
@@ -45,7 +45,7 @@ def text(
     gears: Gears, learned: Learned, us: dict[str, float], tokens: int, level: float | None = None, seed: int = 0
 ) -> list[Outcome]:
     """Steps of a text whose best candidates are right at ``level``, at None never."""
-    policy, random, found = Adaptive(gears, learned, True, tokens), np.random.default_rng(seed), list[Outcome]()
+    policy, random, found = Adaptive(learned, True, tokens), np.random.default_rng(seed), list[Outcome]()
     while sum(one.gained for one in found) < tokens:
         found.append(played(policy, gears, draw(random, ([level],) * 6) if level else (), us))
     return found
@@ -66,7 +66,7 @@ def test_the_promise_holds_against_whoever_sees_the_choice(bait: list[int], tune
     texts: list[list[Outcome]] = []
     for accepted in [-1, *bait, *[-1, *[0] * 60] * 5]:
         if accepted < 0:
-            policy = Adaptive(gears, learned, greedy, TOKENS)
+            policy = Adaptive(learned, greedy, TOKENS)
             texts.append([])
         else:
             texts[-1].append(played(policy, gears, (0,) * accepted, US))
@@ -142,7 +142,7 @@ def test_what_earlier_texts_accepted_is_believed_of_the_next() -> None:
         learned = Learned(gears)
         for seed in range(after):
             text(gears, learned, US, 100, level, seed)
-        chosen = Adaptive(gears, learned, True, 100).choose(100)
+        chosen = Adaptive(learned, True, 100).choose(100)
         assert chosen is not None
         return chosen.name
 
@@ -161,46 +161,9 @@ def test_one_text_that_is_hard_does_not_end_the_drafts_of_the_next() -> None:
 def test_greedy_and_sampled_texts_are_counted_apart() -> None:
     gears = gears_of(TREES, US)
     learned = Learned(gears)
-    before = Adaptive(gears, learned, False, 100).ease.tokens(2)
+    before = Ease(learned.gains[False, False]).tokens(2)
     text(gears, learned, US, 100, 0.05)
-    assert Adaptive(gears, learned, False, 100).ease.tokens(2) == before
-
-
-def test_first_texts_of_several_threads_share_what_they_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    gears, made = gears_of(TREES, US), list[Learned]()
-
-    asks, all_asked = list[int](), Event()
-
-    class Watched:
-        """A lock that says when all four threads have asked for it."""
-
-        def __init__(self) -> None:
-            self.lock = Lock()
-
-        def __enter__(self) -> None:
-            asks.append(1)
-            if len(asks) == 4:
-                all_asked.set()
-            self.lock.acquire()
-
-        def __exit__(self, *raised: object) -> None:
-            self.lock.release()
-
-    def slowly(shared: Gears) -> Learned:
-        assert all_asked.wait(300)
-        made.append(Learned(shared))
-        return made[-1]
-
-    monkeypatch.setattr(choice, "Lock", Watched)
-    monkeypatch.setattr(choice, "Learned", slowly)
-    monkeypatch.setattr(choice.Gears, "of", lambda bundle, times: gears)
-    policies = choice.Policies(None)  # type: ignore[arg-type]
-    threads = [Thread(target=policies.new, args=(True, 100)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 1
+    assert Ease(learned.gains[False, False]).tokens(2) == before
 
 
 def test_texts_of_several_threads_share_one_account() -> None:
@@ -230,7 +193,7 @@ def test_lengths_decide_what_fits_and_a_text_never_shrinks() -> None:
     tree = Drafted.of([Topology.chain(3)], ("tree",))
     times = [StepTime(gear=one.name, length=10, us=1000.0 if one.draft is None else 1100.0) for one in gears]
     known = Gears(gears, [1, 4, 1, 4], [None, tree, None, tree], times=times)
-    policy, chosen = Adaptive(known, Learned(known), True, TOKENS), []
+    policy, chosen = Adaptive(Learned(known), True, TOKENS), []
     for length in [*range(10, 256), 10]:
         now = policy.choose(length)
         chosen.append((length, now.name if now else None))
@@ -268,10 +231,10 @@ def test_a_prompt_that_is_dear_to_catch_up_with_is_not_drafted_from() -> None:
         late = StepTime(gear="chain-3", length=100, us=US["chain-3"] + 100 * late_us, late=100)
         gears = gears_of(TREES)
         times = [StepTime(gear=name, length=100, us=us) for name, us in US.items()]
-        gears.times = time_table([gear.name for gear in gears.gears], gears.rows, [*times, late])
-        policy = Adaptive(gears, Learned(gears), True, TOKENS)
+        gears.times = time_table(gears.rows, [*times, late])
+        policy = Adaptive(Learned(gears), True, TOKENS)
         for _ in range(3):  # what plain decoding takes is seen first
-            policy.learned.times(1).observe(0, 100, US["plain"])
+            policy.learned.times(1).observe("plain", 100, US["plain"])
         chosen = policy.choose(100, late=100)
         return chosen is not None and chosen.draft is not None
 
@@ -300,7 +263,7 @@ def test_checks_are_rare_and_none_are_made_where_much_is_won() -> None:
     def plain_steps(us: dict[str, float]) -> tuple[int, int]:
         """Plain steps of a text whose every draft is accepted: in its beginning, and from then on."""
         gears = gears_of(chains(1), us)
-        policy = Adaptive(gears, Learned(gears), True, TOKENS)
+        policy = Adaptive(Learned(gears), True, TOKENS)
         names = [played(policy, gears, (0,), us).gear.name for _ in range(6 * AGED)]
         return names[:AGED].count("plain"), names[AGED:].count("plain")
 
@@ -322,13 +285,13 @@ def test_a_length_at_which_drafts_were_not_worth_it_is_believed() -> None:
     gears = gears_of(chains(3), US, planning=planning)
 
     def first(length: int) -> tuple[str, float]:
-        policy = Adaptive(gears, Learned(gears), True, TOKENS)
+        policy = Adaptive(Learned(gears), True, TOKENS)
         for _ in range(3):  # what plain decoding takes is seen first
-            policy.learned.times(1).observe(0, length, US["plain"])
-        policy = Adaptive(gears, policy.learned, True, TOKENS)
+            policy.learned.times(1).observe("plain", length, US["plain"])
+        policy = Adaptive(policy.learned, True, TOKENS)
         chosen = policy.choose(length)
         assert chosen is not None
-        return chosen.name, policy.expected(gears.gears[1], length).tokens
+        return chosen.name, Ease(policy.learned.gains[True, False], length).tokens(0)
 
     short, long = (sum((1 / (1 + np.exp(-ease))) ** level for level in range(4)) for ease in (1.0, -2.0))
     for length in (100, 1023):
@@ -361,7 +324,7 @@ def matched(match: int, us: dict[str, float], gained: Callable[[Gear], int], ste
     shapes = [None, *(looked_up(depth) for depth in (3, 7))]
     times = [StepTime(gear=name, length=100, us=value) for name, value in us.items()]
     gears = Gears(every, [1, 4, 8], shapes, times=times)
-    policy, names = Adaptive(gears, Learned(gears), True, TOKENS), []
+    policy, names = Adaptive(Learned(gears), True, TOKENS), []
     for _ in range(steps):
         chosen = policy.choose(100, match=match)
         assert chosen is not None
@@ -394,7 +357,7 @@ def test_what_one_class_of_matches_shows_is_not_believed_of_another() -> None:
     every = [gear("plain", draft=None), gear("lookup-chain-3", draft=LOOKUP)]
     gears = Gears(every, [1, 4], [None, looked_up(3)], times=[])
     learned = Learned(gears)
-    ease = Ease(learned.gains(True))
+    ease = Ease(learned.gains[True, False])
     before = ease.tokens(0, 5)
     for _ in range(50):
         ease.saw(0, 2, ())

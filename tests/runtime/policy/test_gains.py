@@ -82,7 +82,7 @@ def error(levels: list[list[float]], **options: object) -> float:
 def own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Next to no weight for hope, a long memory, and all texts alike: only bias of the counting itself is left."""
     monkeypatch.setattr(module, "WEAK_STRENGTH", 0.1)
-    monkeypatch.setattr(module, "SPREAD", 1e-3)
+    monkeypatch.setattr(module, "MOVES", 0.0)
     monkeypatch.setattr(module, "FADES", 1 - 1 / 20_000)
 
 
@@ -132,8 +132,8 @@ def switching(steps: int) -> float:
 
 def test_a_change_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     first, soon, late = (switching(steps) for steps in (0, 20, 60))
-    monkeypatch.setattr(module, "SPREAD", 1e-3)
-    assert late < 0.5 < soon < switching(60) < first
+    monkeypatch.setattr(module, "MOVES", 0.0)
+    assert late < 0.3 < soon < switching(60) < first
 
 
 def test_what_texts_have_in_common_is_known_to_the_next_and_fades(monkeypatch: pytest.MonkeyPatch) -> None:

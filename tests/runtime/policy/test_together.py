@@ -80,7 +80,7 @@ def texts_of(gears: Gears, learned: Learned, levels: Sequence[float], tokens: in
         random = np.random.default_rng(seed)
         return lambda: draw(random, ([level],) * 6)
 
-    return [Text(Adaptive(gears, learned, True, tokens), path(level, n)) for n, level in enumerate(levels)]
+    return [Text(Adaptive(learned, True, tokens), path(level, n)) for n, level in enumerate(levels)]
 
 
 def kept(text: Text, most_plain_us: float) -> bool:
@@ -115,7 +115,7 @@ def test_the_promises_hold_against_whoever_sees_the_choice(bait: list[list[int]]
     def path(number: int) -> Callable[[], tuple[int, ...]]:
         return lambda: (0,) * accepted[number]
 
-    texts = [Text(Adaptive(gears, learned, True, TOKENS), path(number)) for number in range(MOST)]
+    texts = [Text(Adaptive(learned, True, TOKENS), path(number)) for number in range(MOST)]
     took = plain = 0.0
     most = launch_us(["plain"] * MOST)
     credit = CREDIT * max(launch_us(["plain"] * count) / count for count in set(occupancy))
@@ -180,9 +180,9 @@ def test_a_text_without_a_match_decodes_plainly_next_to_one_that_looks_up(padded
     """Its rows are padded on an accelerator, so the launch takes the time of the tree for both."""
     gears = lookup_gears()
     learned = Learned(gears)
-    one, other = Adaptive(gears, learned, True, TOKENS), Adaptive(gears, learned, True, TOKENS)
+    one, other = Adaptive(learned, True, TOKENS), Adaptive(learned, True, TOKENS)
     chosen = gears_for([Asking(one, 100, match=5), Asking(other, 100)], padded)
-    expected = [own.expected(own_gear, 100).us for own, own_gear in zip((one, other), chosen, strict=True)]
+    expected = [own.expected().us for own in (one, other)]
     assert [own.name for own in chosen] == ["chain-3", "plain"]
     mean_us = US[2]["chain-3"] if padded else (US[2]["chain-3"] + US[2]["plain"]) / 2
     assert expected == [pytest.approx(mean_us)] * 2
@@ -193,14 +193,14 @@ def test_a_drafters_launch_of_which_a_text_decodes_plainly_tells_nothing_of_its_
     times = [StepTime(gear=own.name, length=100, us=US[2][own.name], texts=2) for own in every]
     gears = Gears(every, [1, 4], [None, Drafted.of([TREES["chain-3"]], ("chain-3",))], times=times)
     learned = Learned(gears)
-    one, other = Adaptive(gears, learned, True, TOKENS), Adaptive(gears, learned, True, TOKENS)
+    one, other = Adaptive(learned, True, TOKENS), Adaptive(learned, True, TOKENS)
     for _ in range(20):
         chosen = gears_for([Asking(one, 50), Asking(other, 110)])
         for own, length, own_gear in zip((one, other), (50, 110), chosen, strict=True):
             gained = 4 if own_gear.draft else 1
             us = US[2]["plain"] if chosen[0].draft is None else 1.3 * US[2]["chain-3"]
             own.observe(Outcome(own_gear, length, (0,) * (gained - 1), gained, verify_us=us, texts=2))
-    assert chosen[0].draft and learned.times(2).us(1, 100) == pytest.approx(US[2]["chain-3"])
+    assert chosen[0].draft and learned.times(2).us("chain-3", 100) == pytest.approx(US[2]["chain-3"])
 
 
 def test_what_nobody_has_timed_is_seen_first() -> None:

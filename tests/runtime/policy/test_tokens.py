@@ -14,7 +14,7 @@ from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.static import OnnxStaticEngine
-from draftwood.runtime.policy import Expected, Gears, Policies, Policy, policy_for
+from draftwood.runtime.policy import Expected, FixedTree, Gears, Policies, Policy
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.step import Outcome
 from draftwood.runtime.trace import Trace
@@ -31,7 +31,7 @@ class Fuzzed:
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
         fit = self._gears.fitting(length, self._slots)
-        gears = [self._gears.gears[g] for g in (fit.plain, *fit.drafting) if g is not None]
+        gears = list(fit.values())
         others = [gear for gear in gears if gear.name != self._last] or gears
         return others[int(self._next * len(others))] if others else None
 
@@ -39,7 +39,7 @@ class Fuzzed:
         self._slots, self._last = max(self._slots, outcome.gear.slots), outcome.gear.name
         self._next = self._random.random()
 
-    def expected(self, gear: Gear, length: int) -> Expected | None:
+    def expected(self) -> Expected | None:
         return None
 
 
@@ -63,7 +63,7 @@ def decoded(
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_switching_gears_at_every_step_changes_no_token(engine: Engine, prompt: list[int], sampling: Sampling) -> None:
     every, trace = {"sampling": sampling, "tokens": 1000}, Trace()  # to the end of the context
-    plain = decoded(engine, prompt, policy_for(engine.bundle), **every)
+    plain = decoded(engine, prompt, FixedTree(engine.bundle), **every)
     fuzzed = decoded(engine, prompt, Fuzzed(engine.bundle, 0), **every, trace=trace)
     assert fuzzed.token_ids == plain.token_ids
     ran = {event.gear for event in trace.events}
@@ -74,7 +74,7 @@ def test_switching_gears_at_every_step_changes_no_token(engine: Engine, prompt: 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_the_adaptive_policy_changes_no_token(engine: Engine, prompt: list[int], sampling: Sampling) -> None:
-    plain, trace = decoded(engine, prompt, policy_for(engine.bundle), sampling), Trace()
+    plain, trace = decoded(engine, prompt, FixedTree(engine.bundle), sampling), Trace()
     policy = Policies(engine.bundle).new(sampling.greedy, 128)
     adaptive = decoded(engine, prompt, policy, sampling, trace)
     assert adaptive.token_ids == plain.token_ids
@@ -85,7 +85,7 @@ def test_the_adaptive_policy_changes_no_token(engine: Engine, prompt: list[int],
 def test_a_ranked_drafter_tells_the_rank_of_every_bonus(tiny_bundle: Path, prompt: list[int]) -> None:
     """After a path shorter than the levels there are; the path and the rank name the same token."""
     engine, trace = CpuEngine(Bundle.open(tiny_bundle)), Trace()
-    decoded(engine, prompt, policy_for(engine.bundle, "chain-2-kv256"), SAMPLINGS["sampled"], trace)
+    decoded(engine, prompt, FixedTree(engine.bundle, "chain-2-kv256"), SAMPLINGS["sampled"], trace)
     steps = [event for event in trace.events if event.kind == "verify"]
     assert all((event.rank is None) == (len(event.path) == 2) for event in steps)
     assert any(event.rank not in (None, 0) for event in steps)

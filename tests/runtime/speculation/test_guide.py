@@ -168,7 +168,7 @@ def test_the_policy_counts_such_texts_apart(bundle: Bundle, tiny_bundle: Path) -
         stream = model.stream(PROMPT, grammar={"type": "boolean"}, max_new_tokens=20)
         free = model.stream(PROMPT, max_new_tokens=20)
         learned = free.policy.learned  # type: ignore[attr-defined]
-        before = learned.gains(True).chances(0, 0)[:]
+        before = learned.gains[True, False].levels(0, 0).chances
         stream.run()
-        assert learned.gains(True).chances(0, 0) == before
+        assert learned.gains[True, False].levels(0, 0).chances == before
         free.run()

@@ -13,7 +13,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.choice import open_engine
 from draftwood.runtime.engines.opening import Opening
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.drafting import Drafting
 from draftwood.runtime.speculation.lookup import GOES_ON, HOPE, LOOKED_UP, TextIndex
 from draftwood.runtime.speculation.merging import merged
@@ -124,7 +124,7 @@ def test_a_tree_of_both_is_accepted_on_a_device(both: dict[str, Path]) -> None:
     bundle = Bundle.open(both["medusa"])
     engine, gear = open_engine(bundle, Opening(engine="ge")), next(one for one in bundle.manifest.gears if one.neural)
     texts = []
-    for policy in (policy_for(bundle), policy_for(bundle, gear.name)):
+    for policy in (FixedTree(bundle), FixedTree(bundle, gear.name)):
         trace = Trace()
         options = Options(max_new_tokens=16, ignore_eos=True)
         texts.append(Decoding(engine, CIRCLE, options, policy, trace).run().token_ids)

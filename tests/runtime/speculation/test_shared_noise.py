@@ -15,7 +15,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.weights import read_header, read_ids
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.shared_noise import SharedNoise
 
@@ -59,7 +59,7 @@ def test_shared_noise_takes_fewer_steps(tiny_draft_bundles: dict[str, Path], pro
         if not shared:
             rows = engine.drafting.noise.rows
             engine.drafting.noise.rows = lambda spec, sampling, at, *given, rows=rows: rows(spec, Sampling(), at)
-        policy = policy_for(engine.bundle, "planned-kv128")
+        policy = FixedTree(engine.bundle, "planned-kv128")
         texts = []
         for seed in range(8):
             options = Options(max_new_tokens=40, ignore_eos=True, sampling=Sampling(temperature=1.0, seed=seed))

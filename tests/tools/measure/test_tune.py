@@ -13,7 +13,7 @@ from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
-from draftwood.runtime.policy import Gears, Policies
+from draftwood.runtime.policy import Gears
 from draftwood.runtime.tuned import keep_times, tuned_file, tuned_times
 from draftwood.tools.cli import main
 from draftwood.tools.commands import tune as tune_command
@@ -66,11 +66,11 @@ def test_tuned_times_are_kept_for_this_bundle_and_machine(
     shown = [line.split()[:5] for line in capsys.readouterr().out.splitlines()[1:-1]]
     assert shown == [[o.gear, str(o.texts), str(o.length), str(o.late), f"{o.us / 1000:.3f}"] for o in times]
     assert {one.gear for one in times} == {gear.name for gear in bundle.manifest.gears}
-    gears = Policies(bundle, times=times).gears
+    gears = Gears.of(bundle, times)
     assert {one.texts for one in times} == {1, 2, 4}
     for texts in (1, 2, 3, 4):
         table = gears.times_of(texts)
-        assert table.absolute and (texts == 1 or table.base != gears.times.base)
+        assert table.absolute and (texts == 1 or table.lines != gears.times.lines)
     assert tuned_times(bundle, "cpu", 2) == () == tuned_times(bundle, "npu", 1)
     other = shutil.copytree(tiny_bundle, tmp_path / "other")
     fields = json.loads((other / "manifest.json").read_text())

@@ -15,7 +15,7 @@ from draftwood.manifest import MANIFEST_FILE, Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.acl.model import Staging
-from draftwood.runtime.policy import policy_for, widest_gear
+from draftwood.runtime.policy import FixedTree, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import Topology
 
@@ -27,7 +27,7 @@ PROMPT = [5, 9, 23, 41, 7]
 
 def decoded(engine, temperature, plain=False, tokens=12):
     options = Options(max_new_tokens=tokens, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)
-    policy = policy_for(engine.bundle) if plain else policy_for(engine.bundle, widest_gear(engine.bundle))
+    policy = FixedTree(engine.bundle) if plain else FixedTree(engine.bundle, widest_gear(engine.bundle))
     return Decoding(engine, PROMPT, options, policy).run()
 
 

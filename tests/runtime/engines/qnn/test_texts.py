@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.comparison.compare import Pair
 from draftwood.tools.comparison.faults import controls, draft_controls
@@ -20,7 +20,7 @@ def test_the_text_is_that_of_plain_decoding(
 ) -> None:
     engine, options = pairs[kind].engine, Options(max_new_tokens=16, ignore_eos=True, sampling=sampling)
     plain, speculative = (
-        Decoding(engine, short_prompt.tolist(), options, policy_for(engine.bundle, f"{gear}-kv128")).run()
+        Decoding(engine, short_prompt.tolist(), options, FixedTree(engine.bundle, f"{gear}-kv128")).run()
         for gear in ("plain", tree)
     )
     assert speculative.token_ids == plain.token_ids and speculative.steps < plain.steps
