@@ -22,23 +22,5 @@ def behind_documents(prompts: Sequence[Prompt], at: int, tokens: int, tokenizer:
     return replace(question, text=tokenizer.decode(before[:room]) + "\n\n" + question.text)
 
 
-def behind_in_turn(
-    prompts: Sequence[Prompt], lengths: Sequence[int], tokenizer: Tokenizer, longest: int
-) -> list[Prompt]:
-    """Conversations that begin after documents, whose lengths take turns; as they are at length 0.
-
-    Those that would begin with more than ``longest`` tokens are left out.
-    """
-    begun: dict[str, bool] = {}
-    fitting = []
-    for at, prompt in enumerate(prompts):
-        if prompt.conversation not in begun:
-            prompt = behind_documents(prompts, at, lengths[len(begun) % len(lengths)], tokenizer) or prompt
-            begun[prompt.conversation] = _tokens(prompt, tokenizer) <= longest
-        if begun[prompt.conversation]:
-            fitting.append(prompt)
-    return fitting
-
-
 def _tokens(prompt: Prompt, tokenizer: Tokenizer) -> int:
     return len(chat_ids(tokenizer, [{"role": "user", "content": prompt.text}]))

@@ -102,7 +102,6 @@ def _lower(
         precision=precision,
         mode=request.weights,
         files=sources.teacher.reader.linkable,
-        soc=request.soc,
         ranks=request.ranks if target.splits else 1,
         progress=progress,
     )

@@ -44,8 +44,6 @@ class BuildRequest:
     # By target; a target that is not named takes the one that suits it and the teacher.
     precisions: Mapping[str, Storage] = field(default_factory=dict)
     weights: WeightMode = "copy"
-    # The chip that the NPU's compile commands name; None is the usual one.
-    soc: str | None = None
     # On how many devices the graphs of targets that split a model run together.
     ranks: int = 1
     # Gears to build; every tree at every length if there are none.

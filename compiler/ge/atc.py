@@ -8,14 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-# As Ascend/pytorch spells them (torch_npu/csrc/core/npu/NpuVariables.cpp).
-A2_VERSIONS = ("Ascend910B1", "Ascend910B2", "Ascend910B2C", "Ascend910B3", "Ascend910B4", "Ascend910B4-1")
-A3_VERSIONS = (
-    *("Ascend910_9391", "Ascend910_9392", "Ascend910_9381", "Ascend910_9382"),
-    *("Ascend910_9372", "Ascend910_9362", "Ascend910_9363"),
-)
-SOC_VERSIONS = A2_VERSIONS + A3_VERSIONS
-DEFAULT_SOC = "Ascend910B3"
+# The usual chip, as Ascend/pytorch spells it (torch_npu/csrc/core/npu/NpuVariables.cpp).
+SOC = "Ascend910B3"
 
 
 def atc_command(air: str, soc: str, packed: bool = False) -> list[str]:
@@ -40,8 +34,8 @@ def atc_command(air: str, soc: str, packed: bool = False) -> list[str]:
     ]
 
 
-def atc_script(airs: Iterable[str], soc: str, packed: bool = False) -> str:
-    """A shell script that compiles every graph; ``SOC_VERSION`` overrides the chip.
+def atc_script(airs: Iterable[str], packed: bool = False) -> str:
+    """A shell script that compiles every graph for the usual chip, or for the one that ``SOC_VERSION`` names.
 
     The last file that it writes names the bundle of the ``.om`` files; the engine that runs them reads it.
     """
@@ -53,7 +47,7 @@ def atc_script(airs: Iterable[str], soc: str, packed: bool = False) -> str:
         '    echo "$0: atc is not on the path; source CANN\'s set_env.sh first" >&2; exit 1',
         "}",
         "rm -rf om; mkdir om",
-        *(" ".join(atc_command(air, "${SOC_VERSION:-" + soc + "}", packed)) for air in airs),
+        *(" ".join(atc_command(air, "${SOC_VERSION:-" + SOC + "}", packed)) for air in airs),
         "sha256sum ../manifest.json > om/manifest.sha256",
     ]
     return "\n".join(lines) + "\n"

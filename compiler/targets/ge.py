@@ -16,7 +16,7 @@ from draftwood import manifest as m
 from draftwood.compiler.checkpoints.safetensors_file import byte_offset
 from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.model import Modules
-from draftwood.compiler.ge.atc import DEFAULT_SOC, atc_script
+from draftwood.compiler.ge.atc import SOC, atc_script
 from draftwood.compiler.ge.constraints import check_constraints
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
@@ -91,7 +91,7 @@ class GeTarget(Target):
         short = shortened(modules[0])
         cut = _steps(lowering, (short.decoder, modules[1])) if short else []
         shorts = {step.signature.name: ShortStep(short, step) for step in cut if short and step.has_blocks}
-        graphs, used, soc = [], set[str](), lowering.soc or DEFAULT_SOC
+        graphs, used = [], set[str]()
         for step in _steps(lowering, modules):
             lowering.progress(f"npu {step.signature.name}")
             with group_of(lowering.ranks):
@@ -100,7 +100,7 @@ class GeTarget(Target):
             graphs.append(graph)
             used |= operators
         if lowering.ranks == 1:  # ATC compiles no graph with collectives for these chips
-            script = atc_script([graph.file for graph in graphs], soc, bool(lowering.config.packed))
+            script = atc_script([graph.file for graph in graphs], bool(lowering.config.packed))
             (lowering.folder / FOLDER / "atc.sh").write_text(script)
         return tuple(
             m.GraphSet(
@@ -110,7 +110,7 @@ class GeTarget(Target):
                 precision=types,
                 weights=f"{folder}/{WEIGHTS_FILE}",
                 index=f"{folder}/{INDEX_FILE}",
-                soc=soc,
+                soc=SOC,
                 graphs=tuple(graphs),
                 needs={"cann": least_cann(used), "torch_npu": version("torch_npu")},
             )

@@ -43,8 +43,6 @@ class Lowering:
     mode: WeightMode
     # The places of the teacher's tensors in its files, by published name.
     files: Mapping[str, Entry]
-    # The chip that an NPU's compile commands name; None is the usual one.
-    soc: str | None
     # On how many devices an NPU's graphs run together.
     ranks: int
     progress: Progress

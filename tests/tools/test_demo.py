@@ -66,7 +66,7 @@ def test_its_name_is_the_model_where_one_is_asked_for(
     assert main(["inspect", "demo"]) == 0 and "llama" in capsys.readouterr().out
     table = tmp_path / "table.json"
     device = ["profile", "--device", "ascend-910b3", "--rows", "1,4", "--kv", "128"]
-    assert main([*device, "--model", "demo", "--out", str(table)]) == 0
+    assert main([*device, "demo", "--out", str(table)]) == 0
     assert json.loads(table.read_text())["teacher"]["name"] == "model.gguf"
     assert main(["build", "demo", "--drafter", "demo-eagle4", "--out", str(tmp_path / "b")]) == 2
     assert "demo-eagle4: no drafter; expected a folder" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from draftwood.tools.cli import main
 @pytest.mark.parametrize("layout", ["speculators", "specforge"])
 def test_a_drafter_is_read_back(layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / layout
-    assert main(["export", layout, str(fixtures.EAGLE3), "--model", str(fixtures.TEACHER), "--out", str(out)]) == 0
+    assert main(["export", layout, str(fixtures.EAGLE3), str(fixtures.TEACHER), "--out", str(out)]) == 0
     assert capsys.readouterr().out.startswith(f"{out}: eagle3, ")
     assert [path.name for path in tmp_path.iterdir()] == [layout]
     teacher = Checkpoint.open(fixtures.TEACHER)
@@ -36,6 +36,6 @@ def test_refusals_are_one_line(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["export", "speculators", *arguments, "--model", str(fixtures.TEACHER)]) == 2
+    assert main(["export", "speculators", *arguments, str(fixtures.TEACHER)]) == 2
     assert said in (error := capsys.readouterr().err) and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

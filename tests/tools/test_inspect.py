@@ -155,11 +155,11 @@ def test_a_drafter_beside_its_teacher(
     tiny_teacher: Path, tiny_drafters: dict[str, Path], tiny_heads: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for kind, folder in tiny_drafters.items():
-        found = show(capsys, folder, "--model", tiny_teacher)
+        found = show(capsys, folder, tiny_teacher)
         assert (found["kind"], found["drafter"], found["aux_layers"]) == ("drafter", kind, [0, 1, 2])
-        assert told(capsys, folder, "--model", tiny_teacher)["reads"] == "the states entering layers 0, 1, 2"
-        assert told(capsys, folder)["next"].startswith("--model TEACHER")
-    assert told(capsys, tiny_heads, "--model", tiny_teacher)["reads"] == "the state after the last norm"
+        assert told(capsys, folder, tiny_teacher)["reads"] == "the states entering layers 0, 1, 2"
+        assert told(capsys, folder)["next"].startswith("inspect DRAFTER TEACHER")
+    assert told(capsys, tiny_heads, tiny_teacher)["reads"] == "the state after the last norm"
     assert told(capsys, tiny_heads / "medusa_lm_head.safetensors")["kind"] == "medusa: Medusa heads"
 
 
@@ -173,7 +173,7 @@ def test_a_drafter_beside_its_teacher(
         ),
         ({"mlp_bias": True}, (), "mlp_bias is True; expected False"),
         ({}, ("--npu",), "--npu: .* is a checkpoint, which holds no graphs"),
-        ({}, ("--model", "shape:qwen3-8b"), "no EAGLE-3 drafter; expected a folder with"),
+        ({}, ("shape:qwen3-8b",), "no EAGLE-3 drafter; expected a folder with"),
     ],
     ids=["family", "field", "graphs", "no drafter"],
 )
@@ -193,7 +193,7 @@ def test_a_checkpoint_that_is_beyond_us(
 
 
 def test_a_model_goes_with_a_drafter_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "full:2x2", "--model", "demo"]) == 2
+    assert main(["inspect", "full:2x2", "demo"]) == 2
     assert "goes with a drafter's checkpoint, which full:2x2 is not" in capsys.readouterr().err
 
 

@@ -80,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corpus", type=Path, metavar="FILE.txt", help="trees that are looked up find tokens in this text, too"
     )
-    parser.add_argument("--soc", metavar="NAME", help="chip that the ATC commands name (default Ascend910B3)")
     parser.add_argument("--out", required=True, type=Path, metavar="BUNDLE", help="folder to make; must not exist")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -142,7 +141,6 @@ def main(args: argparse.Namespace) -> int:
         plan=specs.plan,
         targets=parse_targets(args.target),
         weights=args.weights,
-        soc=_soc(args.soc),
         precision=args.precision,
         int8_drafter=args.int8_drafter,
         bitwise=args.bitwise,
@@ -210,12 +208,3 @@ class Stopwatch:
             seconds = round(time.monotonic() - self._began, 2)
             self.stages.append({"name": self._name, "seconds": seconds, "peak_memory_mb": peak})
             self._name = ""
-
-
-def _soc(name: str | None) -> str | None:
-    if name is not None:
-        from draftwood.compiler.ge.atc import SOC_VERSIONS
-
-        if name not in SOC_VERSIONS:
-            raise RequestError(f"--soc {name}: expected one of {', '.join(SOC_VERSIONS)}")
-    return name

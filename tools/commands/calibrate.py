@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
-    from draftwood.runtime.text.tokenizer import Tokenizer
-    from draftwood.tools.prompts import Prompt
     from draftwood.trees.calibration import Calibration
 
 
@@ -31,11 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--drafter", metavar="DIR", help="the drafter whose candidates are ranked")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
-    parser.add_argument(
-        "--behind",
-        metavar="N[,N...]",
-        help="put prompts after others of the file, up to so many tokens in turn",
-    )
     parser.add_argument("--temperature", default="0", metavar="T[,T...]", help="of the answers (default 0: greedy)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="tokens an answer at most")
     parser.add_argument(
@@ -92,8 +85,6 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
     )
     share_threads()
     engine, prompts = open_engine(bundle), read_prompts(args.prompts)
-    if args.behind is not None:
-        prompts = _behind(prompts, args, bundle.tokenizer, bundle.manifest.dims.context)
     for temperature in parse_temperatures(args.temperature):
         options = Options.of(max_new_tokens=args.max_new_tokens, temperature=temperature)
         for number, _ in enumerate(count_traffic(engine, prompts, options, calibration), 1):
@@ -109,18 +100,14 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
         RequestError: an option that makes no sense, or a prompt that does not fit.
         CheckpointError: teacher or drafter cannot be used.
     """
-    from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve
     from draftwood.tools.measure.calibrate import count_all, jobs
     from draftwood.tools.prompts import read_prompts
-    from draftwood.tools.tokenizers import tokenizer_of
     from draftwood.trees.calibration_file import write_calibration
 
     if min(args.workers if isinstance(args.workers, int) else 1, args.max_new_tokens) < 1:
         raise RequestError("--workers and --max-new-tokens: expected 1 or more of each")
     teacher, prompts = resolve(args.source).resolve(), read_prompts(args.prompts)
-    if args.behind is not None:
-        prompts = _behind(prompts, args, tokenizer_of(teacher), Checkpoint.open(teacher).config.max_positions)
     temperatures = parse_temperatures(args.temperature)
     drafter = resolve(args.drafter).resolve()
     work = jobs(prompts, teacher, drafter, temperatures=temperatures, max_new_tokens=args.max_new_tokens)
@@ -144,19 +131,6 @@ def _claim(calibration: Calibration, out: Path, models: Mapping[str, str]) -> No
 
 def _say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
-
-
-def _behind(prompts: list[Prompt], args: argparse.Namespace, tokenizer: Tokenizer, context: int) -> list[Prompt]:
-    """The prompts after documents as ``--behind`` asks, those that leave an answer room in a text of ``context``."""
-    from draftwood.tools.documents import behind_in_turn
-
-    lengths = [int(part) if part.isdecimal() else -1 for part in args.behind.split(",")]
-    if min(lengths) < 0:
-        raise RequestError(f"--behind {args.behind}: expected tokens of 0 or more, separated by commas, such as 0,512")
-    fitting = behind_in_turn(prompts, lengths, tokenizer, context - args.max_new_tokens)
-    if len(fitting) < len(prompts):
-        _say(f"--behind {max(lengths)}: a text has {context} tokens at most; what is longer is left out")
-    return fitting
 
 
 def parse_temperatures(text: str) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = "; ".join(f"{name}: {line}" for name, line in FORMATS.items())
     parser.add_argument("format", choices=FORMATS, metavar="FORMAT", help=formats)
     parser.add_argument("drafter", metavar="DRAFTER", help="a drafter's folder")
-    parser.add_argument("--model", required=True, metavar="DIR", help="its teacher's folder, or demo")
+    parser.add_argument("model", metavar="MODEL", help="its teacher: a folder, a GGUF file, or demo")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to write, not there yet")
 
 

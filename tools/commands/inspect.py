@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a tree file, a tree such as full:3x2 or medusa:FILE, a bundle's folder, or a teacher's or a drafter's as"
         " build takes it",
     )
-    parser.add_argument("--model", metavar="DIR", help="of a drafter, the teacher that it is held against")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="of a drafter, the teacher that it is held against")
     parser.add_argument("--npu", action="store_true", help="of a bundle, its NPU graphs: operators, proofs, findings")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
         return _show_checkpoint(path, args)
     path = _existing(args.subject)
     if args.model:
-        raise RequestError(f"--model {args.model}: goes with a drafter's checkpoint, which {args.subject} is not")
+        raise RequestError(f"{args.model}: goes with a drafter's checkpoint, which {args.subject} is not")
     if path is not None and path.is_dir():
         from draftwood.runtime.bundle import Bundle
 

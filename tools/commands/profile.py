@@ -15,7 +15,7 @@ import msgspec
 
 from draftwood.compiler.drafters.registry import kind_named, kinds, names, open_drafter
 from draftwood.errors import RequestError
-from draftwood.manifest import MOST_TEXTS
+from draftwood.manifest import MANIFEST_FILE, MOST_TEXTS
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
 from draftwood.tools.measure.profile import measure
 from draftwood.tools.show.latency import table_text
@@ -34,12 +34,15 @@ _TEACHER_ROUNDS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", nargs="?", type=Path, metavar="BUNDLE", help="bundle to measure on this machine")
-    parser.add_argument("--device", metavar="NAME", help="device to model instead, such as ascend-910b3")
+    parser.add_argument(
+        "source",
+        metavar="BUNDLE|MODEL",
+        help="bundle to measure on this machine; or a teacher: a Hugging Face folder, a GGUF file, or demo",
+    )
+    parser.add_argument("--device", metavar="NAME", help="device to model MODEL on, such as ascend-910b3")
     parser.add_argument(
         "--ranks", type=int, default=1, metavar="N", help="model so many of it, which run a step together"
     )
-    parser.add_argument("--model", metavar="DIR", help="teacher to model: a Hugging Face folder, a GGUF file, or demo")
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
     parser.add_argument("--precision", choices=PRECISIONS, default="exact", help="of the teacher, as for build")
     parser.add_argument(
@@ -53,26 +56,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    if (args.bundle is None) == (args.device is None and args.model is None):
-        raise RequestError("profile: expected a BUNDLE or --model to measure, or --device NAME to model")
-    table = _modelled(args) if args.device else _measured(args) if args.bundle else _measured_teacher(args)
+    from draftwood.tools.demo import resolve
+
+    source = resolve(args.source)
+    is_bundle = (source / MANIFEST_FILE).is_file()
+    if is_bundle and args.device:
+        raise RequestError(f"--device {args.device}: a teacher is modelled, and {source} is a bundle; name its MODEL")
+    read = _modelled if args.device else _measured if is_bundle else _measured_teacher
+    table = read(source, args)
     write_out(args.out, table.to_json().encode())
     print(table_text(table))
     return 0
 
 
-def _modelled(args: argparse.Namespace) -> LatencyTable:
+def _modelled(folder: Path, args: argparse.Namespace) -> LatencyTable:
     from draftwood.compiler.bundle.request import PREFILL_ROWS
     from draftwood.compiler.device.devices import device
     from draftwood.compiler.device.table import modelled_table
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.conversion import in_precision
-    from draftwood.tools.demo import resolve
 
     chosen = device(args.device)
-    if args.model is None:
-        raise RequestError(f"--device {args.device}: needs --model, the teacher to model")
-    folder = resolve(args.model)
     config = in_precision(Checkpoint.describe(folder), args.precision, npu=True).config
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(c for c in MODELLED_SLOTS if c <= config.max_positions)
     _check_slots(slots, config.max_positions)
@@ -159,18 +163,17 @@ def parse_drafter(text: str, teacher: Path) -> tuple[DraftCost, bool]:
     return cost, int8
 
 
-def _measured_teacher(args: argparse.Namespace) -> LatencyTable:
+def _measured_teacher(model: Path, args: argparse.Namespace) -> LatencyTable:
     """The steps of a teacher without a drafter, in a bundle that is removed."""
     import draftwood
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.runtime.bundle import Bundle
-    from draftwood.tools.demo import resolve
     from draftwood.tools.making.needs import check_room
     from draftwood.trees.spec import read_specs
 
     if args.drafter or args.ranks != 1:
         raise RequestError("--drafter and --ranks: they go with --device; without, name a BUNDLE with its drafter")
-    model, texts = resolve(args.model), parse_texts(args.batch_size) if args.batch_size else (1,)
+    texts = parse_texts(args.batch_size) if args.batch_size else (1,)
     with tempfile.TemporaryDirectory(dir=args.out.absolute().parent, prefix="profiled-") as folder:
         check_room(Checkpoint.open(model), args.precision, Path(folder))
         request = draftwood.BuildRequest(
@@ -190,12 +193,12 @@ def _say_building(name: str) -> None:
     print(f"building {name}", file=sys.stderr, flush=True)
 
 
-def _measured(args: argparse.Namespace) -> LatencyTable:
+def _measured(folder: Path, args: argparse.Namespace) -> LatencyTable:
     from draftwood.runtime.bundle import Bundle
 
-    if args.model or args.drafter or args.ranks != 1 or args.precision != "exact":
-        raise RequestError("--model, --drafter, --ranks and --precision: a BUNDLE has its own; leave them out")
-    return _times(Bundle.open(args.bundle), args)
+    if args.drafter or args.ranks != 1 or args.precision != "exact":
+        raise RequestError("--drafter, --ranks and --precision: a BUNDLE has its own; leave them out")
+    return _times(Bundle.open(folder), args)
 
 
 def _times(opened: Bundle, args: argparse.Namespace, rounds: int | None = None) -> LatencyTable:

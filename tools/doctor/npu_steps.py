@@ -90,7 +90,7 @@ def _profiled(folder: Path) -> Iterator[TrialCommand]:
     table, model = folder / "measured.json", folder / "modelled.json"
     measured = (*_DRAFTWOOD, "profile", str(folder / "wide"), "--out", str(table))
     yield TrialCommand("profile wide", measured, 600, table, folder / "wide")
-    words = f"--model {folder / 'models' / 'wide'} --drafter medusa:3 --kv 1024 --rows 1,10 --out {model}"
+    words = f"{folder / 'models' / 'wide'} --drafter medusa:3 --kv 1024 --rows 1,10 --out {model}"
     modelled = (*_DRAFTWOOD, "profile", "--device", "ascend-910b3", *words.split())
     yield TrialCommand("model wide", modelled, 120, model, folder / "models" / "wide")
 

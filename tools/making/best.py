@@ -151,7 +151,7 @@ def _measured(
         folder.mkdir(exist_ok=True)
         out = folder / "latency.json"
         shape = ("--kv", slots, "--rows", ",".join(sorted(rows)), "--batch-size", ",".join(sorted(texts)))
-        words = ("profile", "--model", args.model, "--precision", name, *shape, "--out", str(out))
+        words = ("profile", args.model, "--precision", name, *shape, "--out", str(out))
         ms: tuple[float, ...] = ()
         try:
             title = f"times of {name}, {number} of {len(names)} precisions"

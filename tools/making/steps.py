@@ -80,8 +80,8 @@ def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
         yield Stage(f"counts, {out.stem}", counts, out, "counts what the teacher takes of the drafts")
     words: tuple[str, ...]
     if args.device:
-        modelled = ("--model", *_source(args), *_precision(args), "--kv", args.kv)
-        words = ("profile", "--device", args.device, *modelled, "--out", str(latency))
+        modelled = (*_source(args), *_precision(args), "--kv", args.kv)
+        words = ("profile", *modelled, "--device", args.device, "--out", str(latency))
         yield Stage("times", words, latency, f"models steps on {args.device}")
     else:
         sizes = ",".join(str(1 << power) for power in range(args.batch_size.bit_length()))

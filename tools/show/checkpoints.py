@@ -194,7 +194,7 @@ def rope_text(theta: float, scaling: Mapping[str, Any] | None) -> str:
 def _drafter_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("kind", f"{found['drafter']}: {found['title']}")]
     if "teacher" not in found:
-        return [*rows, ("next", "--model TEACHER says what of it, and whether it fits")]
+        return [*rows, ("next", "inspect DRAFTER TEACHER says what of it, and whether it fits")]
     teacher, states = found["teacher"], found["aux_layers"]
     read = f"the states entering layers {', '.join(map(str, states))}" if states else "the state after the last norm"
     return [

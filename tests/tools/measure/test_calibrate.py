@@ -59,7 +59,7 @@ def test_what_is_counted_is_what_the_bundle_decodes(prompts: Path, work: list[Jo
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Decoding, Options
     from draftwood.runtime.engines.cpu import CpuEngine
-    from draftwood.runtime.policy import policy_for
+    from draftwood.runtime.policy import FixedTree
 
     engine = CpuEngine(Bundle.open(tiny_bundle))
     text = engine.bundle.tokenizer
@@ -69,7 +69,7 @@ def test_what_is_counted_is_what_the_bundle_decodes(prompts: Path, work: list[Jo
     prompt = (
         text.encode("the cat sat") if not text.has_chat else text.chat([{"role": "user", "content": "the cat sat"}])
     )
-    answer = Decoding(engine, prompt, options, policy_for(engine.bundle)).run().token_ids
+    answer = Decoding(engine, prompt, options, FixedTree(engine.bundle)).run().token_ids
     contexts = counted.contexts
     assert contexts.total > 0 and contexts.depth <= 2 and contexts.width <= CANDIDATES
     whole = [*prompt, *answer]
@@ -115,18 +115,6 @@ def test_the_command_and_a_plan_of_what_it_counted(
     assert main(["plan", "--stats", str(stats), "--max-nodes", "5", "--out", str(plan)]) == 0
     trees = json.loads(plan.read_text())["trees"]
     assert trees and all(tree["promise"]["counted"]["tokens"] >= 1 for tree in trees)
-
-
-def test_answers_behind_documents_are_counted_at_their_lengths(
-    prompts: Path, tiny_bundle: Path, tmp_path: Path
-) -> None:
-    stats, options = tmp_path / "stats.bin", [str(tiny_bundle), "--prompts", str(prompts), "--max-new-tokens", "8"]
-    assert main(["calibrate", *options, "--behind", "0,100", "--out", str(stats)]) == 0
-    counted = read_calibration(stats)
-    assert set(counted.contexts.steps_N.tolist()) >= {1, 2}
-    past = Bundle.open(tiny_bundle).manifest.dims.context
-    assert main(["calibrate", *options, "--behind", f"0,{past}", "--out", str(tmp_path / "less.bin")]) == 0
-    assert 0 < len(read_calibration(tmp_path / "less.bin").sources) < len(counted.sources)
 
 
 def test_counts_of_other_models_are_not_added(

@@ -183,7 +183,7 @@ def test_an_absent_device_is_modelled_from_the_configuration_alone(
     tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "npu.json"
-    options = ["--device", "ascend-910b3", "--model", tiny_config, "--drafter", "eagle3:200", "--kv", "128,256"]
+    options = [tiny_config, "--device", "ascend-910b3", "--drafter", "eagle3:200", "--kv", "128,256"]
     assert run(*options, "--out", out) == 0
     first = out.read_bytes()
     assert run(*options, "--out", out) == 0 and out.read_bytes() == first
@@ -229,21 +229,18 @@ def test_a_folder_of_a_cascade_is_read(tiny_teacher: Path, tiny_drafters: dict[s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "expected a BUNDLE or --model to measure, or --device NAME to model"),
-        (["BUNDLE", "--device", "ascend-910b3"], "expected a BUNDLE or --model to measure"),
-        (["BUNDLE", "--model", "demo"], "expected a BUNDLE or --model to measure"),
+        (["BUNDLE", "--device", "ascend-910b3"], "a teacher is modelled"),
         (["BUNDLE", "--batch-size", "8"], "has graphs for at most 4"),
         (["BUNDLE", "--kv", "x"], "--kv x"),
         (["BUNDLE", "--rows", "0"], "--rows 0"),
         (["BUNDLE", "--rows", "80"], "--kv 128: too short to time steps of 80 rows"),
-        (["--device", "h100", "--model", "CONFIG"], "--device h100: not known"),
-        (["--device", "ascend-910b3"], "needs --model"),
-        (["--device", "ascend-910b3", "--model", "CONFIG", "--kv", "100"], "--kv 100: expected a positive multiple"),
-        (["--device", "ascend-910b3", "--model", "CONFIG", "--kv", "1024"], "at most the 512 positions"),
-        (["--device", "ascend-910b3", "--model", "CONFIG"], "knows 512 positions only; name the KV lengths"),
-        (["--device", "ascend-910b3", "--model", "nowhere"], "nowhere/config.json: no such file"),
+        (["CONFIG", "--device", "h100"], "--device h100: not known"),
+        (["CONFIG", "--device", "ascend-910b3", "--kv", "100"], "--kv 100: expected a positive multiple"),
+        (["CONFIG", "--device", "ascend-910b3", "--kv", "1024"], "at most the 512 positions"),
+        (["CONFIG", "--device", "ascend-910b3"], "knows 512 positions only; name the KV lengths"),
+        (["nowhere", "--device", "ascend-910b3"], "nowhere/config.json: no such file"),
         *(
-            (["--device", "ascend-910b3", "--model", "CONFIG", "--kv", "128", "--drafter", drafter], "--drafter")
+            (["CONFIG", "--device", "ascend-910b3", "--kv", "128", "--drafter", drafter], "--drafter")
             for drafter in (
                 "hydra:3",
                 "medusa",
@@ -269,7 +266,7 @@ def test_refused_in_one_line_and_nothing_is_written(
 
 
 def test_places_that_cannot_be_written_are_refused(tiny_config: Path, tmp_path: Path) -> None:
-    options = ["--device", "ascend-910b3", "--model", tiny_config, "--kv", "128"]
+    options = [tiny_config, "--device", "ascend-910b3", "--kv", "128"]
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match="cannot be written"):
         run(*options, "--out", tmp_path / "folder")
