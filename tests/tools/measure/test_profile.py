@@ -289,7 +289,7 @@ def test_a_teacher_is_timed_in_a_bundle_that_is_removed(
     tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "profile.json"
-    line = ["profile", "--model", str(tiny_teacher), "--precision", "nbits", "--kv", "256", "--rows", "1,4"]
+    line = ["profile", str(tiny_teacher), "--precision", "nbits", "--kv", "256", "--rows", "1,4"]
     status, said = main([*line, "--batch-size", "1,2", "--out", str(out)]), capsys.readouterr().err
     assert status == 0 and "building step\n" in said and "prefill" not in said, said
     table = LatencyTable.from_json(out.read_text(), str(out))
