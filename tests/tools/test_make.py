@@ -22,7 +22,7 @@ from draftwood.tools.commands import make, tune
 from draftwood.tools.commands.build import PRECISIONS
 from draftwood.tools.made_from import made_from
 from draftwood.tools.making import needs, stages
-from draftwood.tools.making.best import STEPS
+from draftwood.tools.making.precision import STEPS
 from draftwood.tools.making.stages import Kept, Stage, StageError
 from draftwood.tools.making.steps import stages_of
 from draftwood.trees.latency import LatencyEntry, LatencyTable

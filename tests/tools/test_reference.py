@@ -26,8 +26,8 @@ from draftwood.tools.comparison import single
 from draftwood.tools.comparison.texts import check_texts, compare_texts
 from draftwood.tools.reference.branch_cache import BranchCache
 from draftwood.tools.reference.eager import EagerEngine
-from draftwood.tools.reference.held import LOOKED_AT
 from draftwood.tools.reference.hf_teacher import HfTeacher
+from draftwood.tools.reference.invariants import LOOKED_AT
 from draftwood.tools.reference.transformers import HfEngine
 from draftwood.trees import Topology, tensorize
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from draftwood.runtime.tuned import machine_name
 from draftwood.tools.benchmarks.busy import Meter
-from draftwood.tools.benchmarks.opened import Lab
+from draftwood.tools.benchmarks.open_bundles import Lab
 from draftwood.tools.benchmarks.record import begin
 from draftwood.tools.benchmarks.registry import SECTIONS
 from draftwood.tools.benchmarks.rows import RunRows

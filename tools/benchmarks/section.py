@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
     from draftwood.manifest import Manifest
-    from draftwood.tools.benchmarks.opened import Lab
+    from draftwood.tools.benchmarks.open_bundles import Lab
 
 Row = dict[str, Any]
 Item = TypeVar("Item")

@@ -11,7 +11,7 @@ import msgspec
 from draftwood.errors import RequestError
 from draftwood.files import read_text
 from draftwood.manifest import Manifest
-from draftwood.tools.benchmarks.given import Given
+from draftwood.tools.benchmarks.named_bundles import NamedBundle
 from draftwood.tools.benchmarks.peers import PEERS
 from draftwood.tools.prompts import split_family
 
@@ -87,7 +87,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def over(
         self,
-        bundles: Mapping[str, Given],
+        bundles: Mapping[str, NamedBundle],
         takes: Callable[[str, Manifest], bool],
         engine: str | None,
         model: Path | None,

@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.policy import Policies
     from draftwood.tools.measure.batches import bench_batches
     from draftwood.tools.measure.bench import bench
-    from draftwood.tools.measure.joining import bench_joining
+    from draftwood.tools.measure.waits import bench_waits
     from draftwood.tools.prompts import read_prompts
 
     bundle, prompts = Bundle.open(args.bundle), read_prompts(args.prompts)
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
     measured = engine, prompts, options, Policies(bundle, "plain"), policies_of(bundle, args)
     report = bench(*measured) if args.batch_size == 1 else bench_batches(*measured, args.batch_size)
     if args.batch_size > 1:
-        report |= bench_joining(engine, prompts, args.batch_size)
+        report |= bench_waits(engine, prompts, args.batch_size)
     if args.json:
         print(json.dumps(report))
     elif args.batch_size == 1:

@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
     inputs = _given(args)
     _check_out(args, work)
     if args.precision == BEST:
-        from draftwood.tools.making.best import best
+        from draftwood.tools.making.precision import best
 
         chosen, report = (None, finished) if (finished := _finished(args, work)) else best(args, work, inputs)
     else:
@@ -214,7 +214,7 @@ def _report(args: argparse.Namespace, stages: Sequence[Stage], work: Path) -> di
 
 
 def _page(report: dict[str, Any]) -> str:
-    from draftwood.tools.making.best import table
+    from draftwood.tools.making.precision import table
 
     check, bench = report["check"], report["bench"]
     equal = f"{bench['identical']} of {bench['turns']} answers are plain decoding's"

@@ -25,7 +25,7 @@ from draftwood.runtime.speculation.deferred_cache import Branch, DeferredKvCache
 from draftwood.runtime.speculation.kv_cache import Zeros
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
-from draftwood.tools.reference.held import Held
+from draftwood.tools.reference.invariants import Held
 
 
 class EagerEngine(Held):

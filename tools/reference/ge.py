@@ -22,7 +22,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.kv_cache import Buffer
-from draftwood.tools.reference.held import Held
+from draftwood.tools.reference.invariants import Held
 from draftwood.tools.reference.ranks import RankBuffers, of_rank
 
 

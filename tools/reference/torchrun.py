@@ -30,7 +30,7 @@ from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.tools.reference.ge import InterpreterExecutor
-from draftwood.tools.reference.held import Held
+from draftwood.tools.reference.invariants import Held
 from draftwood.tools.reference.orders import (
     ArrayBytes,
     Copy,

@@ -15,8 +15,8 @@ from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.tools.reference.branch_cache import BranchCache
 from draftwood.tools.reference.eager import EagerEngine
-from draftwood.tools.reference.held import hold
 from draftwood.tools.reference.hf_teacher import ForwardPass, HfTeacher
+from draftwood.tools.reference.invariants import hold
 
 
 class HfEngine(EagerEngine):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwood.tools.benchmarks import opened
+from draftwood.tools.benchmarks import open_bundles
 from draftwood.tools.benchmarks.__main__ import main
 
 SUITE = """
@@ -35,7 +35,7 @@ def suite_file(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A suite of few tokens, over one bundle under two names."""
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(opened, "TUNE_SECONDS", 0.01)
+    monkeypatch.setattr(open_bundles, "TUNE_SECONDS", 0.01)
     prompts = [{"id": f"p{n}", "turns": [f"the cat {n}", "on the mat"], "category": f"c{n % 2}"} for n in range(3)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     path = tmp_path / "tiny.toml"

@@ -13,7 +13,7 @@ import pytest
 from draftwood.errors import RequestError
 from draftwood.tools.benchmarks import busy, run
 from draftwood.tools.benchmarks.__main__ import main
-from draftwood.tools.benchmarks.given import read_given
+from draftwood.tools.benchmarks.named_bundles import read_bundles
 from draftwood.tools.benchmarks.record import read_record
 from draftwood.tools.benchmarks.registry import SECTIONS
 from draftwood.tools.benchmarks.rows import FILE, RunRows, decoded, read_rows
@@ -75,7 +75,7 @@ def test_a_busy_row_is_measured_again_and_marked(
     suite_file.write_text(suite_file.read_text().replace("tries = 1", "tries = 2").replace("100.0", "0.5"))
     suite = read_suite(str(suite_file), SECTIONS).only(("turns",), ())
     suite = suite.over(
-        read_given([f"{name}={path}" for name, path in suite.bundles.items()]), lambda *_: True, None, None
+        read_bundles([f"{name}={path}" for name, path in suite.bundles.items()]), lambda *_: True, None, None
     )
     above = iter([True, False, *[True] * 20])
     monkeypatch.setattr(busy.Load, "above", lambda load, cores: cores == 0.5 and next(above))

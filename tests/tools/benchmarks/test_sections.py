@@ -12,10 +12,10 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.errors import RequestError
 from draftwood.tests.gguf_files import save_gguf
 from draftwood.tests.other_programs import broken, crashing, echoing
-from draftwood.tools.benchmarks import draw, opened, peers, served
+from draftwood.tools.benchmarks import draw, open_bundles, peers, served
 from draftwood.tools.benchmarks.contents import contents
-from draftwood.tools.benchmarks.given import read_given
 from draftwood.tools.benchmarks.markdown import markdown
+from draftwood.tools.benchmarks.named_bundles import read_bundles
 from draftwood.tools.benchmarks.registry import SECTIONS
 from draftwood.tools.benchmarks.rows import differences
 from draftwood.tools.benchmarks.run import evaluate
@@ -47,14 +47,14 @@ def suite(tiny_bundle: Path, tiny_teacher: Path, tmp_path: Path, monkeypatch: py
     server.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m draftwood.tests.other_programs "$@"\n')
     server.chmod(0o755)
     monkeypatch.setenv("PATH", f"{server.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(opened, "TUNE_SECONDS", 0.01)
+    monkeypatch.setattr(open_bundles, "TUNE_SECONDS", 0.01)
     known = {"nobody": ("no_such_package", broken), "broken": ("json", broken), "crashing": ("json", crashing)}
     known["llama.cpp lookup"] = "json", echoing
     monkeypatch.setattr(service, "LEAST", 3)
     for module in (peers, programs):
         monkeypatch.setattr(module, "PEERS", known)
     monkeypatch.setattr(programs, "compiled_with", lambda: "AVX2")
-    given = read_given([f"one={tiny_bundle}", f"two={tiny_bundle}"])
+    given = read_bundles([f"one={tiny_bundle}", f"two={tiny_bundle}"])
     return SUITE.over(given, lambda *_: True, None, tmp_path / "m.gguf")
 
 
@@ -90,13 +90,13 @@ def test_every_section_measures_and_shows(suite: Suite, tmp_path: Path) -> None:
 def test_looked_up_trees_are_ways_of_a_length(
     tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opened, "TUNE_SECONDS", 0.01)
+    monkeypatch.setattr(open_bundles, "TUNE_SECONDS", 0.01)
     trees, prompts = read_specs("lookup:chain:2").trees, tmp_path / "prompts.jsonl"
     build(BuildRequest(model=tiny_teacher, drafter=None, trees=trees, slots=(128,)), tmp_path / "bundle")
     prompts.write_text("".join(json.dumps({"prompt": f"the cat {number}"}) + "\n" for number in range(3)))
     ask = SectionSettings(lengths=(40,), limit=1, max_new_tokens=6, rounds=1)
     suite = Suite(name="lengths", tries=1, busy_cores=100.0, prompts=(str(prompts),), sections={"lengths": ask})
-    suite = suite.over(read_given([str(tmp_path / "bundle")]), lambda *_: True, None, None)
+    suite = suite.over(read_bundles([str(tmp_path / "bundle")]), lambda *_: True, None, None)
     (row,) = evaluate(suite, tmp_path / "run", tmp_path / "work").rows
     assert set(row["found"]["ways"]) == {"plain", "adaptive", "plain again", "lookup-chain-2"}
     assert "lookup-chain-2" in markdown(contents(tmp_path / "run"))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draftwood.errors import RequestError
-from draftwood.tools.benchmarks.given import read_given
+from draftwood.tools.benchmarks.named_bundles import read_bundles
 from draftwood.tools.benchmarks.registry import SECTIONS
 from draftwood.tools.benchmarks.run import tasks_of
 from draftwood.tools.benchmarks.suite import FOLDER, read_suite
@@ -37,13 +37,13 @@ def test_sections_and_prompts_take_the_place_of_a_suites() -> None:
 
 def test_a_section_has_the_bundles_and_the_lengths_that_it_can_measure(tiny_bundle: Path) -> None:
     suite = read_suite("full", SECTIONS)
-    context = read_given([f"one={tiny_bundle}"])["one"].manifest.dims.context
+    context = read_bundles([f"one={tiny_bundle}"])["one"].manifest.dims.context
     lengths = (context - 64, context - 63)
     sections = {
         "turns": suite.sections["turns"],
         "lengths": msgspec.structs.replace(suite.sections["lengths"], lengths=lengths, max_new_tokens=64),
     }
-    given = read_given([f"one={tiny_bundle}", f"two={tiny_bundle}"])
+    given = read_bundles([f"one={tiny_bundle}", f"two={tiny_bundle}"])
     over = msgspec.structs.replace(suite, sections=sections).over(given, lambda *_: True, None, Path("m/Small.gguf"))
     assert over.sections["turns"].bundles == ("one", "two") and over.sections["lengths"].lengths == lengths[:1]
     assert (over.model, over.checkpoint) == ("Small", str(Path("m/Small.gguf").resolve()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.manifest import Manifest
 from draftwood.tools.benchmarks import draw
-from draftwood.tools.benchmarks.opened import Lab
+from draftwood.tools.benchmarks.open_bundles import Lab
 from draftwood.tools.benchmarks.section import Block, Figure, Row, Section, Table, Task, grouped
 from draftwood.tools.benchmarks.suite import SectionSettings, Suite
 from draftwood.tools.measure.batches import TURNS_A_PLACE, bench_batches

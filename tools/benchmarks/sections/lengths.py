@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from draftwood.tools.benchmarks.opened import Lab, Opened
+from draftwood.tools.benchmarks.open_bundles import Lab, Opened
 from draftwood.tools.benchmarks.section import Section, Task
 from draftwood.tools.benchmarks.sections import lengths_shown
 from draftwood.tools.benchmarks.suite import SectionSettings, Suite

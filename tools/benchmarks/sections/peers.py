@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwood.tools.benchmarks.opened import Lab
+from draftwood.tools.benchmarks.open_bundles import Lab
 from draftwood.tools.benchmarks.peers import PEERS, Generate, compiled_with
 from draftwood.tools.benchmarks.section import Block, Row, Section, Table, Task, grouped
 from draftwood.tools.benchmarks.suite import SectionSettings, Suite

@@ -14,7 +14,7 @@ import numpy as np
 import draftwood
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools.benchmarks import served
-from draftwood.tools.benchmarks.opened import Lab, Opened
+from draftwood.tools.benchmarks.open_bundles import Lab, Opened
 from draftwood.tools.benchmarks.peers import gguf_file
 from draftwood.tools.benchmarks.section import Block, Row, Section, Table, Task
 from draftwood.tools.benchmarks.suite import SectionSettings, Suite

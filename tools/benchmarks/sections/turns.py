@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from draftwood.tools.benchmarks.opened import Lab
+from draftwood.tools.benchmarks.open_bundles import Lab
 from draftwood.tools.benchmarks.section import Section, Task
 from draftwood.tools.benchmarks.sections.turns_shown import show
 from draftwood.tools.benchmarks.suite import SectionSettings, Suite

@@ -5,7 +5,7 @@ from pathlib import Path
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
-from draftwood.tools.measure.joining import BEFORE, bench_joining
+from draftwood.tools.measure.waits import BEFORE, bench_waits
 from draftwood.tools.prompts import Prompt
 
 
@@ -18,7 +18,7 @@ class Small(CpuEngine):
 def test_both_are_measured(tiny_bundle: Path) -> None:
     engine = Small(Bundle.open(tiny_bundle), Opening(threads=1))
     prompts = [Prompt(id="a", source="s", conversation="c", text="the cat sat on the mat")]
-    found = bench_joining(engine, prompts, 2)
+    found = bench_waits(engine, prompts, 2)
     turn, long = found["second_turn"], found["long_prompt"]
     assert turn["equal"] and turn["behind_tokens"] <= turn["prefix_tokens"] < turn["behind_tokens"] + 16
     assert 0 < turn["ratio"] < 1  # two launches against eight

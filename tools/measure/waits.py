@@ -1,4 +1,4 @@
-"""The cost of joining others: a chat's second turn with and without kept prefixes, and the wait while a prompt is read.
+"""The waits of a text for others: a second turn with and without kept prefixes, and steps while a prompt is read.
 
 Both go through the result of ``draftwood.open``, as a service does, and are timed by the waiting client's clock.
 """
@@ -29,7 +29,7 @@ BEFORE = 8
 _PATIENCE_S = 600.0
 
 
-def bench_joining(engine: Engine, prompts: Sequence[Prompt], texts: int) -> dict[str, Any]:
+def bench_waits(engine: Engine, prompts: Sequence[Prompt], texts: int) -> dict[str, Any]:
     """Both measurements: ``second_turn`` and ``long_prompt``."""
     context = engine.bundle.manifest.dims.context
     ids = _ids(engine, prompts, max(BEHIND, LONG) + FOLLOWING)

@@ -16,21 +16,21 @@ from draftwood.tools.measure.runner import PLAIN
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-class Given(NamedTuple):
+class NamedBundle(NamedTuple):
     """A bundle's folder and its manifest."""
 
     folder: str
     manifest: Manifest
 
 
-def read_given(named: Sequence[str]) -> dict[str, Given]:
+def read_bundles(named: Sequence[str]) -> dict[str, NamedBundle]:
     """Bundles by name, each given as ``DIR``, ``demo`` or ``NAME=DIR``.
 
     Raises:
         BundleError: a folder that is no bundle.
         RequestError: two of one name, a name with other characters, no tokenizer, or bundles of different teachers.
     """
-    givens: dict[str, Given] = {}
+    givens: dict[str, NamedBundle] = {}
     teachers: dict[str, str] = {}
     for one in named:
         before, equals, behind = one.partition("=")
@@ -43,7 +43,7 @@ def read_given(named: Sequence[str]) -> dict[str, Given]:
         manifest = read_manifest(folder)
         if not manifest.tokenizer:
             raise RequestError(f"--bundle {one}: has no tokenizer, so text prompts cannot be measured")
-        givens[name], teachers[manifest.teacher.digest] = Given(str(folder), manifest), name
+        givens[name], teachers[manifest.teacher.digest] = NamedBundle(str(folder), manifest), name
     if len(teachers) > 1:
         raise RequestError(
             f"--bundle: {' and '.join(teachers.values())} hold different teachers; measure one at a time"
