@@ -86,6 +86,21 @@ def test_run_prints_the_same_text_for_every_gear(
     assert tree["steps"] < plain["steps"] and tree["finish_reason"] == plain["finish_reason"]
 
 
+@pytest.mark.parametrize("words", [("run", "--prompt", "the cat"), ("chat",)], ids=["run", "chat"])
+def test_a_text_for_a_bundle_without_tokenizer_is_refused_before_graphs_are_opened(
+    words: tuple[str, ...],
+    tiny_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    manifest = json.loads((tiny_bundle / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"tokenizer": False}))
+    monkeypatch.setattr("draftwood.open", None)
+    assert main([words[0], str(tmp_path), *words[1:]]) == 2
+    assert "has no tokenizer; " in capsys.readouterr().err
+
+
 def test_run_falls_back_to_what_there_is_and_counts_it(
     tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from draftwood.errors import RequestError
 from draftwood.files import read_text
+from draftwood.manifest import read_manifest
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
@@ -102,12 +103,19 @@ def decoding_options(args: argparse.Namespace) -> Asked:
 
 
 def given_prompt(args: argparse.Namespace) -> Prompt:
-    """The prompt that was given as ``--prompt``, ``--prompt-ids`` or ``--chat``; RequestError if it is none."""
+    """The prompt that was given as ``--prompt``, ``--prompt-ids`` or ``--chat``.
+
+    Raises:
+        RequestError: it is none, or a text for a bundle without tokenizer: opening a large one's graphs takes minutes.
+        BundleError: the bundle has no readable manifest.
+    """
     if args.prompt_ids is not None:
         try:
             return [int(part) for part in args.prompt_ids.split(",")]
         except ValueError:
             raise RequestError(f"--prompt-ids {args.prompt_ids}: expected whole numbers, such as 1,2,3") from None
+    if not read_manifest(args.bundle).tokenizer:
+        raise RequestError(f"{args.bundle}: has no tokenizer; give token ids: --prompt-ids 1,2,3")
     if args.prompt is not None:
         return str(args.prompt)
     try:

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
+from draftwood.manifest import read_manifest
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_opening_arguments,
@@ -35,6 +36,8 @@ def main(args: argparse.Namespace) -> int:
 
     share_threads()
     folder = demo.bundle(args.bundle)
+    if not read_manifest(folder).tokenizer:  # said before its graphs are opened
+        raise RequestError(f"{folder}: has no tokenizer; draftwood run continues token ids")
     with draftwood.open(folder, opening_of(args)) as model:
         tokenizer = model.bundle.tokenizer
         if tokenizer is None or not tokenizer.has_chat:
