@@ -67,7 +67,7 @@ class BitwiseEngine(CpuEngine):
         bind.input("chain", np.full((1, 1 + len(home_ZO)), 2, np.float32))
         bind.input("nothing", self._nothing[settled > 0])
         opened = slice(settled, settled + seen_TO.shape[1] // BLOCK_SLOTS)
-        for cache, (read, empty), blocks in zip(self._names, self._settled.items(), kv.buffers, strict=True):
+        for cache, (read, empty), blocks in zip(self._names[""], self._settled.items(), kv.buffers, strict=True):
             bind.input(read, blocks[:settled] if settled else empty)
             bind.input(cache, blocks[opened])
             bind.output(f"{cache}.out", blocks[opened])
