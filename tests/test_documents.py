@@ -197,7 +197,7 @@ def world(
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
     folders = {
         r"(distill|train \w+|--teacher) MODEL": three_layer_teacher,
-        "EAGLE3 --model MODEL": fixtures.TEACHER,
+        "EAGLE3 MODEL": fixtures.TEACHER,
         "MODEL": tiny_teacher,
         "DRAFTER": three_heads,
         "EAGLE3": fixtures.EAGLE3,
