@@ -46,11 +46,12 @@ def rounded_to_four(matrix_OH: Tensor) -> Grouped:
     rows, blocks = matrix_OH.shape[0], matrix_OH.shape[1] // BLOCK
     whole_OBX = torch.empty(rows * blocks, BLOCK, dtype=torch.uint8)
     scale_OB, minimum_OB = (torch.empty(rows * blocks) for _ in range(2))
-    all_NX = matrix_OH.reshape(-1, BLOCK)
+    all_NX, inference = matrix_OH.reshape(-1, BLOCK), torch.is_inference_mode_enabled()
 
     def search(start: int) -> None:
         piece = slice(start, start + _SEARCHED)
-        whole_OBX[piece], scale_OB[piece], minimum_OB[piece] = _searched(all_NX[piece].float().t().contiguous())
+        with torch.inference_mode(inference):  # which is a thread's own
+            whole_OBX[piece], scale_OB[piece], minimum_OB[piece] = _searched(all_NX[piece].float().t().contiguous())
 
     # A thread a piece: threads that share an operation wait for each other at its end, which took 14 times as long on a
     # busy machine.
