@@ -248,10 +248,18 @@ def test_a_step_that_takes_too_long_ends_with_all_that_it_has_started(tmp_path: 
     child = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(600)"
     begun = time.monotonic()
-    assert tried([sys.executable, "-c", code], 5)["said"] == "took longer than 5 s" and time.monotonic() - begun < 60
-    if started.exists():
-        state = Path(f"/proc/{started.read_text()}/stat")
-        assert not state.exists() or state.read_text().split()[2] == "Z"
+    assert tried([sys.executable, "-c", code], 5)["said"] == "took longer than 5 s"
+    if started.exists() and (process := started.read_text()):  # on a busy machine it may not have begun
+        while not _ended(process):
+            assert time.monotonic() - begun < 300
+            time.sleep(0.01)
+
+
+def _ended(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_operators_are_those_of_msprof(tmp_path: Path) -> None:
