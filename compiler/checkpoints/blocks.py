@@ -56,9 +56,11 @@ def rounded_to_four(matrix_OH: Tensor) -> Grouped:
     # A thread a piece: threads that share an operation wait for each other at its end, which took 14 times as long on a
     # busy machine.
     threads = torch.get_num_threads()
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        list(pool.map(search, range(0, len(all_NX), _SEARCHED)))
-    torch.set_num_threads(threads)
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(search, range(0, len(all_NX), _SEARCHED)))
+    finally:
+        torch.set_num_threads(threads)  # the number of one thread is that of every later thread
     zero_OB = torch.zeros(rows, blocks, dtype=torch.uint8)
     return Grouped(
         whole_OBX.view(rows, -1), zero_OB, scale_OB.view(rows, -1), 4, minimum_OB.view(rows, -1)

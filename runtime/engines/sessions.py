@@ -250,13 +250,15 @@ class OnnxExecutor:
 
     def open(self, graph: GraphSignature) -> tuple[Bindings, dict[str, NDArray]]:
         """The graph with its outputs bound; the one that was opened before, if it was."""
-        if graph.name not in self._opened:
+        opened = self._opened.get(graph.name)
+        if opened is None:
             with self._opening:
-                if graph.name not in self._opened:
+                opened = self._opened.get(graph.name)
+                if opened is None:
                     while self._most and len(self._opened) >= self._most:
                         del self._opened[next(iter(self._opened))]
-                    self._opened[graph.name] = self._bound(graph)
-        return self._opened[graph.name]
+                    opened = self._opened[graph.name] = self._bound(graph)
+        return opened
 
     def bindings(self, graph: GraphSignature) -> Bindings:
         """The graph, opened, with nothing bound."""
