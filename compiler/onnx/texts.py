@@ -207,7 +207,9 @@ def _same_for_rows(node: ir.Node, given: Sequence[ir.Value], weights: Sequence[i
         return all(value.shape is not None and len(value.shape) < rank - axis for value in weights)
     if node.op_type in _REDUCTIONS:
         axes = _numbers(weights)
-        return bool(axes) and all(reduced % rank != axis for reduced in axes)
+        return bool(axes) and all(reduced % rank > axis for reduced in axes)
+    if node.op_type == "Reshape":  # a 0 keeps an axis
+        return _numbers(weights)[: axis + 1] == [0] * (axis + 1)
     along = _along(node) % rank
     if node.op_type == "Concat":  # a weight among what is joined would have its own rows
         return not weights and along != axis

@@ -178,8 +178,8 @@ class HtpExecutor(OnnxExecutor):
 def _check_rows(bundle: Bundle) -> None:
     """BundleError if rows are rounded to int8, each with a scale that is made at run time: W8A8."""
     manifest = bundle.manifest
-    graphs, drafter = manifest.graph_set("onnx"), manifest.drafter
-    if graphs and graphs.precision.weights == "int8":
+    drafter = manifest.drafter
+    if manifest.teacher.config["quantised"]:
         whose, way = "teacher", "build it with --precision nbits, which keeps the weights in eight bits"
     elif drafter and drafter.config.get("quantised"):
         whose, way = "drafter", "build it without --int8-drafter"

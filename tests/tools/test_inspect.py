@@ -136,7 +136,7 @@ def test_a_teacher_with_weights_and_tokenizer(tiny_teacher: Path, capsys: pytest
     none = dict.fromkeys(("kept", "four_bits", "eight_bits", "w8a8"), 0)
     assert found["precisions"] == {
         "nbits": none | {"four_bits": 14, "eight_bits": 1},
-        "w8a8": none | {"w8a8": 14},
+        "w8a8": none | {"w8a8": 14, "eight_bits": 1},
         "nbits8": none | {"eight_bits": 15},
     }
     assert told(capsys, tiny_teacher)["ends a text"] == "1"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 # Those of `draftwood.compiler.teachers.conversion`, which takes seconds to import.
-PRECISIONS = ("exact", "nbits", "nbits8", "nbits-head", "w8a8", "w8a8-head")
+PRECISIONS = ("exact", "nbits", "nbits8", "nbits-head", "w8a8")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

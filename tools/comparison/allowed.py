@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.kernels.nbits import BLOCK
+from draftwood.manifest import Manifest
 from draftwood.tools.reference.followed import ExchangedEager, beyond_last_bits
 
 # T rows, H hidden
@@ -69,6 +70,12 @@ def row_difference(apart: NDArray, want: NDArray) -> float:
     least = max(_LEAST * float(np.median(sizes)), float(np.finfo(np.float32).tiny))
     found = float((np.linalg.norm(apart, axis=-1) / np.maximum(sizes, least)).max(initial=0))
     return found if np.isfinite(found) else float("inf")
+
+
+def rounded_together(manifest: Manifest) -> int:
+    """The inputs of a block's layers that share a step of rounding, 0 for a whole row."""
+    whole = any(layer.startswith("layers.") for layer in manifest.teacher.config["quantised"])
+    return BLOCK if manifest.packed and not whole else 0
 
 
 def half_name(number: int) -> str:
@@ -135,7 +142,7 @@ def measured(
     """By quantity what is allowed of a whole launch, as a share of the largest value, and of halves of blocks, as a
     share of a row's length; see `relative_difference` and `row_difference`."""
     manifest, factor = engine.bundle.manifest, FACTOR_IN_HALF if engine.half else FACTOR
-    block = (BLOCK if manifest.packed else 0) if manifest.quantised else None
+    block = rounded_together(manifest) if manifest.quantised else None
     whole, halves = Counter[str](), Counter[str]()
     for prompt in prompts:
         still = _read(engine, prompt, _Move(block))

@@ -8,13 +8,12 @@ from copy import deepcopy
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.kernels.nbits import BLOCK
 from draftwood.manifest import Gear
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.step import Draft
 from draftwood.tools.comparison import single
-from draftwood.tools.comparison.allowed import FACTOR_OF_STEPS, STEPS, Allowed
+from draftwood.tools.comparison.allowed import FACTOR_OF_STEPS, STEPS, Allowed, rounded_together
 
 # n rows, F features, X blocks of a row
 
@@ -43,7 +42,7 @@ def measured_drafts(engine: Engine, prompts: Iterable[NDArray[np.int64]]) -> All
 
 def _drafted(engine: Engine, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Draft]:
     """A draft after a prompt, then one for each seed from states that are moved."""
-    state, block = engine.begin(gear.slots), BLOCK if engine.bundle.manifest.packed else 0
+    state, block = engine.begin(gear.slots), rounded_together(engine.bundle.manifest)
     engine.prefill(state, prompt[:-1])
     assert state.draft is not None
     unseen = state.draft

@@ -38,8 +38,10 @@ def weight_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
         if packing := packed.get(layer):
             beside = 4 + 4 * packing.minimum + packing.bits / 8 * packing.zeros
             total += numbers * (packing.bits / 8 + beside / BLOCK)
+        elif layer in teacher.config.quantised:
+            total += numbers + 4 * sum(shape[0] for _, shape in source.tensors)
         else:
-            total += numbers * (1 if layer in teacher.config.quantised else 4)
+            total += 4 * numbers
     return int(total)
 
 

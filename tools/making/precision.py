@@ -29,8 +29,8 @@ LIMIT = 0.03
 # A precision that rounds more has to be so much faster, or a busy machine could have made the difference.
 GAIN = 1.05
 INT8_DRAFTER = "--int8-drafter"
-# Texts and rows of the steps that count alike: plain decoding, a tree that is looked up, eight sequences.
-STEPS = ((1, 1), (1, 4), (8, 1))
+# Sequences and rows of the steps that count alike: of one sequence and of eight, without drafts and with a tree.
+STEPS = ((1, 1), (1, 4), (8, 1), (8, 4))
 # By whether the checkpoint's rows are rounded already.
 ROUNDS = {
     ("exact", False): "nothing",
@@ -222,8 +222,7 @@ def _words(args: argparse.Namespace, form: TeacherForm, out: Path) -> tuple[str,
 
 def table(report: Mapping[str, Any]) -> str:
     """The precisions side by side, and why one was chosen."""
-    titles = [f"ms {'plain' if texts == rows == 1 else f'{rows} rows' if texts == 1 else f'{texts} sequences'}"
-              for texts, rows in STEPS]  # fmt: skip
+    titles = [f"ms {texts}x{rows}" for texts, rows in STEPS]
     lines = [("precision", *titles, "perplexity", "same best token", "rounds")]
     for entry in report["precisions"]:
         ms, far = (f"{value:.2f}" for value in entry["ms"]), entry["difference"]
@@ -232,4 +231,5 @@ def table(report: Mapping[str, Any]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     why = f"of those with a perplexity within {100 * report['limit']:.0f} % and within {100 * GAIN - 100:.0f} % of the"
     aligned = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in lines]
-    return "\n".join((*aligned, f"chosen     {report['chosen']}: {why} fastest it rounds least"))
+    shapes = f"ms {STEPS[-1][0]}x{STEPS[-1][1]}: a step of {STEPS[-1][0]} sequences with {STEPS[-1][1]} rows each"
+    return "\n".join((*aligned, shapes, f"chosen     {report['chosen']}: {why} fastest it rounds least"))
