@@ -35,9 +35,11 @@ def packed_blocks(whole: Tensor, bits: int) -> Tensor:
 def _unpacked(packed: Tensor, bits: int, numbers: int) -> Tensor:
     if bits == 8:
         return packed[..., :numbers].float()
-    pairs = torch.empty((*packed.shape, 2), device=packed.device)
-    pairs[..., 0], pairs[..., 1] = packed & 15, packed >> 4
-    return pairs.flatten(-2)[..., :numbers]
+    pairs = packed.to(torch.int16)
+    # The low half stays in the first byte, and the high one moves to the second: little-endian, as all these machines.
+    pairs |= pairs << 4
+    pairs &= 0x0F0F
+    return pairs.view(torch.uint8)[..., :numbers].float()
 
 
 def _matrix(weight: Tensor, scale_OB: Tensor, zero_OB: Tensor | None, bits: int) -> Tensor:
