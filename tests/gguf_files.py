@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,18 @@ _READ_ONLY = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 _SPREAD = 0.12
 
 
-def save_gguf(folder: Path, path: Path, kind: str = "F32", *, tensors_a_file: int = 0, **more: object) -> None:
+def save_gguf(
+    folder: Path,
+    path: Path,
+    kind: str = "F32",
+    *,
+    tensors_a_file: int = 0,
+    held: Mapping[str, NDArray[np.float32]] | None = None,
+    **more: object,
+) -> None:
     """The teacher of a Hugging Face folder as a file, or in files of so many tensors, with its matrices in blocks of a
-    kind. ``more`` are metadata that replace those of the teacher. Of a kind that the package does not write they are
-    random."""
+    kind. ``more`` are metadata that replace those of the teacher, ``held`` tensors in the place of all of its own. Of a
+    kind that the package does not write they are random."""
     config = json.loads((folder / "config.json").read_text())
     architecture = _KIND[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_file)
@@ -37,7 +46,7 @@ def save_gguf(folder: Path, path: Path, kind: str = "F32", *, tensors_a_file: in
         for held in writer.kv_data:
             held.pop(key, None)
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
-    for seed, (name, value) in enumerate(tensors(folder, config, architecture).items()):
+    for seed, (name, value) in enumerate((held or tensors(folder, config, architecture)).items()):
         whole = value.ndim == 1 or name.endswith("inp.weight")
         block = gguf.GGMLQuantizationType["F32" if whole else kind]
         writer.add_tensor(name, _stored(value, block, seed), raw_dtype=block)
@@ -68,6 +77,12 @@ def random_blocks(kind: str, shape: tuple[int, ...], seed: int = 0) -> NDArray[n
         return held.reshape(*shape[:-1], -1)
 
     return scaled(_SPREAD * 1e-2 / float(gguf.dequantize(scaled(1e-2), block).std()))
+
+
+def tensors_of(folder: Path) -> dict[str, NDArray[np.float32]]:
+    """The tensors of a Hugging Face folder as a file holds them."""
+    config = json.loads((folder / "config.json").read_text())
+    return tensors(folder, config, _KIND[config["model_type"]])
 
 
 def tensors(folder: Path, config: dict[str, Any], architecture: str) -> dict[str, NDArray[np.float32]]:
