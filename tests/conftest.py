@@ -1,5 +1,6 @@
 """Shared by all tests, and loaded before any of them imports torch or transformers."""
 
+import gc
 import hashlib
 import json
 import os
@@ -10,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -36,6 +36,16 @@ share_threads(1)
 
 settings.register_profile("draftwood", derandomize=True, deadline=None)
 settings.load_profile("draftwood")
+
+# Tracing makes objects by the million and almost no cycles: looking for them took an eighth of the suite's time.
+gc.set_threshold(50_000, 50, 50)
+
+
+def pytest_collection_finish() -> None:
+    """What the tests' modules have loaded stays, so it is not looked at again."""
+    gc.collect()
+    gc.freeze()
+
 
 BLOCKER = """
 import sys
@@ -112,40 +122,17 @@ def save_tiny() -> Callable[..., Path]:
 
 
 def save_teacher(folder: Path, config: dict) -> Path:
-    """A random teacher whose output matrix nearly is its embedding, so that its text repeats and drafts hit."""
-    import torch
-    from safetensors.torch import save_file
+    # torch is imported after torch_npu is hidden, and by tests that need it alone.
+    from draftwood.tests import random_models
 
-    from draftwood.compiler.teachers.checkpoint import expected_tensors
-    from draftwood.compiler.teachers.registry import read_config
-    from draftwood.tests.bpe import save_tokenizer, train_tokenizer
-
-    (folder / "config.json").write_text(json.dumps(config))
-    random = torch.Generator().manual_seed(0)
-    tensors = {
-        name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=random) * 0.12
-        for name, shape in expected_tensors(read_config(folder)).items()
-    }
-    noise = torch.randn(tensors["lm_head.weight"].shape, generator=random) * 0.05
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + noise
-    save_file(tensors, folder / "model.safetensors")
-    rows = [{"id": "0", "text": "the cat sat on the mat and the hat"}] * 9
-    save_tokenizer(train_tokenizer(rows, config["vocab_size"]), folder)
-    return folder
+    return random_models.save_teacher(folder, config)
 
 
 @pytest.fixture(scope="session")
 def tiny_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two random Medusa heads, tied to the teacher's output matrix."""
-    import torch
-    from safetensors.torch import save_file
+    from draftwood.tests import random_models
 
-    folder = tmp_path_factory.mktemp("heads")
-    random = torch.Generator().manual_seed(1)
-    blocks = {f"{i}.0.linear.weight": torch.randn(64, 64, generator=random) * 0.05 for i in range(2)}
-    blocks |= {f"{i}.0.linear.bias": torch.zeros(64) for i in range(2)}
-    save_file(blocks, folder / "medusa_lm_head.safetensors")
-    return folder
+    return random_models.save_medusa(tmp_path_factory.mktemp("heads"), TINY)
 
 
 @pytest.fixture(scope="session")
@@ -170,7 +157,7 @@ def kept(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) 
 @cache
 def _sources() -> str:
     """A digest of all that a bundle of the tests is made by."""
-    files = [ROOT / "constraints.txt", Path(__file__), *ROOT.glob("*.py")]
+    files = [ROOT / "constraints.txt", *Path(__file__).parent.glob("*.py"), *ROOT.glob("*.py")]
     files += [path for folder in ("trees", "kernels", "compiler") for path in (ROOT / folder).rglob("*.py")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()[:16]
 
@@ -187,59 +174,18 @@ def tiny_bundle(tiny_teacher: Path, tiny_heads: Path, kept: Callable[..., Path])
     return kept("tiny", lambda folder: build(request, folder))
 
 
-def drafter_block(width: int, random: object) -> dict:
-    """A decoder block as wide as the tiny teacher's, random, its q, k and v reading ``width`` features."""
-    import torch
-
-    rows = {"q": 64, "k": 32, "v": 32}
-    tensors = {f"self_attn.{side}_proj.weight": torch.randn(n, width, generator=random) for side, n in rows.items()}
-    tensors |= {f"mlp.{side}_proj.weight": torch.randn(96, 64, generator=random) for side in ("gate", "up")}
-    tensors["self_attn.o_proj.weight"] = torch.randn(64, 64, generator=random)
-    tensors["mlp.down_proj.weight"] = torch.randn(64, 96, generator=random)
-    norms = {name: torch.ones(64) for name in ("input_layernorm.weight", "post_attention_layernorm.weight")}
-    return {name: tensor * 0.05 for name, tensor in tensors.items()} | norms
-
-
-def save_drafter(folder: Path, fields: dict, tensors: dict, ids: object) -> Path:
-    """A drafter that proposes the teacher's tokens ``ids``, reads all its states and has its output matrix."""
-    import torch
-    from safetensors.torch import save_file
-
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
-    config = {name: TINY[name] for name in (*names, "rms_norm_eps", "rope_theta")}
-    config |= {"draft_vocab_size": len(ids), "target_hidden_size": 64, "aux_layer_ids": [0, 1, 2]}
-    (folder / "config.json").write_text(json.dumps(config | fields))
-    save_file(
-        tensors | {"d2t": ids - torch.arange(len(ids)), "norm.weight": torch.ones(64)}, folder / "model.safetensors"
-    )
-    return folder
-
-
 @pytest.fixture(scope="session")
 def tiny_eagle3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random EAGLE-3 drafter that mostly proposes the last token again, of most of the teacher's tokens."""
-    import torch
+    from draftwood.tests import random_models
 
-    random = torch.Generator().manual_seed(2)
-    tensors = {f"midlayer.{name}": tensor for name, tensor in drafter_block(128, random).items()}
-    tensors["midlayer.hidden_norm.weight"] = torch.ones(64)
-    tensors["fc.weight"] = torch.cat((torch.eye(64), torch.randn(64, 128, generator=random) * 0.02), 1)
-    ids = torch.arange(300)[torch.arange(300) % 7 != 6]
-    fields = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
-    return save_drafter(tmp_path_factory.mktemp("eagle3"), fields, tensors, ids)
+    return random_models.save_eagle3(tmp_path_factory.mktemp("eagle3"), TINY)
 
 
 @pytest.fixture(scope="session")
 def tiny_fasteagle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random FastEagle cascade of three levels of the same habit."""
-    import torch
+    from draftwood.tests import random_models
 
-    random = torch.Generator().manual_seed(3)
-    tensors = {f"layers.{i}.{name}": tensor for i in range(3) for name, tensor in drafter_block(64, random).items()}
-    tensors["fc.weight"] = torch.randn(64, 192, generator=random) * 0.1
-    tensors["proj.weight"] = torch.cat((torch.eye(64) * 0.05, torch.eye(64)), 1)
-    fields = {"architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": 3}
-    return save_drafter(tmp_path_factory.mktemp("fasteagle"), fields, tensors, torch.arange(20, 300))
+    return random_models.save_fasteagle(tmp_path_factory.mktemp("fasteagle"), TINY)
 
 
 @pytest.fixture(scope="session")
@@ -345,88 +291,10 @@ def quantised_teacher(
     return save_quantised(tiny_teacher, tmp_path_factory.mktemp("quantised") / "teacher")
 
 
-# The mask token of the drafters below: the tiny teacher's last one.
-MASK = 299
-
-
-def small_block(random: Any, at: str, width: int, scale: float = 0.05) -> dict:
-    import torch
-
-    rows = {"q": 64, "k": 32, "v": 32}
-    made = {f"self_attn.{side}_proj.weight": torch.randn(n, width, generator=random) for side, n in rows.items()}
-    made |= {f"mlp.{side}_proj.weight": torch.randn(96, 64, generator=random) for side in ("gate", "up")}
-    made["self_attn.o_proj.weight"] = torch.randn(64, 64, generator=random)
-    made["mlp.down_proj.weight"] = torch.randn(64, 96, generator=random)
-    norms = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), 64) | dict.fromkeys(
-        ("self_attn.q_norm", "self_attn.k_norm"), 16
-    )
-    ones = {f"{at}.{name}.weight": torch.ones(size) for name, size in norms.items()}
-    return {f"{at}.{name}": tensor * scale for name, tensor in made.items()} | ones
-
-
-def save_peagle(folder: Path, sizes: dict) -> None:
-    """Two layers, Qwen3's; the root's row often proposes the token before it again."""
-    import torch
-    from safetensors.torch import save_file
-
-    random = torch.Generator().manual_seed(2)
-    tensors = small_block(random, "layers.0", 128) | small_block(random, "layers.1", 64)
-    tensors |= {"layers.0.hidden_norm.weight": torch.ones(64), "norm.weight": torch.ones(64)}
-    tensors["fc.weight"] = torch.cat((torch.eye(64), torch.randn(64, 128, generator=random) * 0.02), 1)
-    tensors["mask_hidden"] = torch.randn(1, 1, 192, generator=random)
-    own = {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"], "mask_token_id": MASK}
-    block = sizes | {"num_hidden_layers": 2, "model_type": "qwen3"}
-    rest = {"draft_vocab_size": 300, "num_depths": 3, "aux_layer_ids": [0, 1, 2], "transformer_layer_config": block}
-    (folder / "config.json").write_text(json.dumps(own | rest))
-    save_file(tensors, folder / "model.safetensors")
-
-
-def save_dflash(folder: Path, sizes: dict) -> None:
-    """Two layers over three states; the root's row often proposes the root again."""
-    import torch
-    from safetensors.torch import save_file
-
-    random = torch.Generator().manual_seed(3)
-    tensors = small_block(random, "layers.0", 64, 0.1) | small_block(random, "layers.1", 64, 0.1)
-    tensors |= {"hidden_norm.weight": torch.ones(64), "norm.weight": torch.ones(64)}
-    tensors["fc.weight"] = torch.randn(64, 192, generator=random) * 0.1
-    own = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2, "block_size": 3}
-    nested = {"dflash_config": {"mask_token_id": MASK, "shift_label": True}, "aux_layer_ids": [0, 1, 2]}
-    (folder / "config.json").write_text(json.dumps(sizes | own | nested))
-    save_file(tensors, folder / "model.safetensors")
-
-
-def save_dspark(folder: Path, sizes: dict) -> None:
-    """DFlash's drafter above with a recurrent head and a confidence head, in DeepSpec's layout."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    save_dflash(folder, sizes)
-    random, tensors = torch.Generator().manual_seed(5), load_file(folder / "model.safetensors")
-    shapes = {"markov_head.markov_w1.weight": (300, 16), "markov_head.markov_w2.weight": (300, 16)}
-    shapes |= {"markov_head.joint_proj.weight": (48, 96), "markov_head.joint_proj.bias": (48,)}
-    shapes |= {"confidence_head.proj.weight": (1, 80), "confidence_head.proj.bias": (1,)}
-    tensors |= {name: torch.randn(shape, generator=random) * 0.05 for name, shape in shapes.items()}
-    own = {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "num_hidden_layers": 2, "block_size": 3}
-    heads = {"markov_rank": 16, "markov_head_type": "rnn", "enable_confidence_head": True}
-    nested = {"mask_token_id": MASK, "aux_layer_ids": [0, 1, 2], "confidence_head_with_markov": True}
-    (folder / "config.json").write_text(json.dumps(sizes | own | heads | nested))
-    save_file(tensors, folder / "model.safetensors")
-
-
 @pytest.fixture(scope="session")
-def save_one_pass(tiny_teacher: Path) -> dict[str, Callable[[Path], None]]:
+def save_one_pass() -> dict[str, Callable[[Path], None]]:
     """Writes a random drafter of a kind, for the tiny teacher, into a folder, which it makes."""
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
-    config = json.loads((tiny_teacher / "config.json").read_text())
-    sizes = {name: config[name] for name in (*names, "rms_norm_eps", "rope_theta")}
+    from draftwood.tests import random_models
 
-    def saver(save: Callable[[Path, dict], None]) -> Callable[[Path], None]:
-        def into(folder: Path) -> None:
-            folder.mkdir()
-            save(folder, sizes)
-
-        return into
-
-    savers = {"peagle": save_peagle, "dflash": save_dflash, "dspark": save_dspark}
-    return {name: saver(save) for name, save in savers.items()}
+    kinds = ("peagle", "dflash", "dspark")
+    return {kind: partial(getattr(random_models, f"save_{kind}"), sizes=TINY) for kind in kinds}

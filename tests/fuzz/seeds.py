@@ -10,26 +10,31 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.sentencepiece_file import message_class
 from draftwood.compiler.ge.weights import plan_weights, write_index, write_npu_weights
 from draftwood.compiler.quantisation.writing import Layout, write
-from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.quantised import linear_layers
-from draftwood.compiler.teachers.registry import read_config
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.trace import StepEvent, Trace
 from draftwood.runtime.tuned import VERSION, Tuned, bundle_digest, machine_name, releases_here
-from draftwood.tests.bpe import save_tokenizer, train_tokenizer
 from draftwood.tests.gguf_files import save_gguf
 from draftwood.tests.packed_checkpoints import LAYOUTS, save_packed
+from draftwood.tests.random_models import (
+    SIZES,
+    block,
+    save_drafter,
+    save_eagle3,
+    save_fasteagle,
+    save_medusa,
+    save_teacher,
+)
 from draftwood.tests.tree_texts import written
-from draftwood.tools.training.rows import Row
 from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import write_calibration
@@ -59,6 +64,8 @@ TEACHER: dict[str, Any] = {
     "eos_token_id": 1,
     "torch_dtype": "float32",
 }
+# The weights' standard deviation.
+SPREAD = 0.15
 # Of a teacher whose layers an NPU's kernel of four bits takes, too.
 WIDE = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 32}
 # Layouts of int8 matrices, besides those of packed ones.
@@ -70,15 +77,15 @@ def make_seeds(folder: Path, bundles: Mapping[str, Path] | None = None) -> None:
     """Writes all seeds below ``folder``: teachers, drafters, files of statistics and trees, and bundles by the kind of
     their drafter, which are copied where they are given."""
     torch.set_num_threads(1)
-    make_teacher(folder / "teacher")
+    save_teacher(folder / "teacher", TEACHER, SPREAD)
     make_layouts(folder)
     make_gguf(folder)
     make_sentencepiece(folder / "sentencepiece")
     rest = shutil.ignore_patterns("config.json", "*.safetensors")
     shutil.copytree(folder / "teacher", folder / "tokenizer", ignore=rest)
-    make_medusa(folder / "medusa")
-    make_eagle3(folder / "eagle3")
-    make_fasteagle(folder / "fasteagle")
+    save_medusa(folder / "medusa", TEACHER)
+    save_eagle3(folder / "eagle3", TEACHER)
+    save_fasteagle(folder / "fasteagle", TEACHER, levels=2)
     make_peagle(folder / "peagle")
     make_dflash(folder / "dflash")
     make_torch_files(folder)
@@ -101,21 +108,6 @@ def make_seeds(folder: Path, bundles: Mapping[str, Path] | None = None) -> None:
 
 def _noise(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def make_teacher(folder: Path, **sizes: int) -> None:
-    """A random Llama whose output matrix nearly is its embedding, so that its text repeats and drafts hit."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(TEACHER | sizes, indent=1))
-    random = _noise(0)
-    tensors = {
-        name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=random) * 0.15
-        for name, shape in expected_tensors(read_config(folder)).items()
-    }
-    near = torch.randn(tensors["lm_head.weight"].shape, generator=random) * 0.05
-    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + near}, folder / "model.safetensors")
-    rows: list[Row] = [{"id": "0", "text": "the cat sat on the mat and the hat"}] * 9
-    save_tokenizer(train_tokenizer(rows, VOCABULARY), folder)
 
 
 def make_sentencepiece(folder: Path) -> None:
@@ -142,7 +134,7 @@ def make_gguf(folder: Path) -> None:
 def make_layouts(folder: Path) -> None:
     """A teacher in every quantised layout. Packed layouts come in two forms: with zeros in groups of 64, and with a
     scale a row, in eight bits if the layout has them."""
-    make_teacher(folder / "wide", **WIDE)
+    save_teacher(folder / "wide", TEACHER | WIDE, SPREAD)
     for layout in LAYOUTS:
         bits = 4 if layout.endswith("awq") else 8
         save_packed(folder / "wide", folder / "layouts" / layout, layout, group=64)
@@ -155,82 +147,28 @@ def make_layouts(folder: Path) -> None:
         write(folder / "layouts" / name, opened, layers, {}, form, lambda _: None)
 
 
-def make_medusa(folder: Path) -> None:
-    """Two random heads, tied to the teacher's output matrix."""
-    folder.mkdir(parents=True)
-    random = _noise(1)
-    heads = {f"{i}.0.linear.weight": torch.randn(HIDDEN, HIDDEN, generator=random) * 0.05 for i in range(2)}
-    heads |= {f"{i}.0.linear.bias": torch.zeros(HIDDEN) for i in range(2)}
-    save_file(heads, folder / "medusa_lm_head.safetensors")
-
-
-def _block(width: int, random: torch.Generator) -> dict[str, Tensor]:
-    rows = {"q": 32, "k": 16, "v": 16}
-    tensors = {f"self_attn.{side}_proj.weight": torch.randn(n, width, generator=random) for side, n in rows.items()}
-    tensors |= {f"mlp.{side}_proj.weight": torch.randn(48, HIDDEN, generator=random) for side in ("gate", "up")}
-    tensors["self_attn.o_proj.weight"] = torch.randn(HIDDEN, HIDDEN, generator=random)
-    tensors["mlp.down_proj.weight"] = torch.randn(HIDDEN, 48, generator=random)
-    norms = {name: torch.ones(HIDDEN) for name in ("input_layernorm.weight", "post_attention_layernorm.weight")}
-    return {name: tensor * 0.05 for name, tensor in tensors.items()} | norms
-
-
-_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-          "rms_norm_eps", "rope_theta")  # fmt: skip
-
-
-def _save_drafter(folder: Path, fields: dict[str, Any], tensors: dict[str, Tensor], ids: Tensor) -> None:
-    folder.mkdir(parents=True)
-    config = {name: TEACHER[name] for name in _SIZES}
-    config |= {"draft_vocab_size": len(ids), "target_hidden_size": HIDDEN, "aux_layer_ids": [0, 1, 2]}
-    (folder / "config.json").write_text(json.dumps(config | fields, indent=1))
-    ends = {"d2t": ids - torch.arange(len(ids)), "norm.weight": torch.ones(HIDDEN)}
-    save_file(tensors | ends, folder / "model.safetensors")
-
-
-def make_eagle3(folder: Path) -> None:
-    """A random block that mostly proposes the last token again."""
-    random = _noise(2)
-    tensors = {f"midlayer.{name}": tensor for name, tensor in _block(2 * HIDDEN, random).items()}
-    tensors["midlayer.hidden_norm.weight"] = torch.ones(HIDDEN)
-    tensors["fc.weight"] = torch.cat((torch.eye(HIDDEN), torch.randn(HIDDEN, 2 * HIDDEN, generator=random) * 0.02), 1)
-    ids = torch.arange(VOCABULARY)[torch.arange(VOCABULARY) % 7 != 6]
-    _save_drafter(folder, {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}, tensors, ids)
-
-
-def make_fasteagle(folder: Path) -> None:
-    """A random cascade of two levels of the same habit."""
-    random = _noise(3)
-    tensors = {f"layers.{i}.{name}": t for i in range(2) for name, t in _block(HIDDEN, random).items()}
-    tensors["fc.weight"] = torch.randn(HIDDEN, 3 * HIDDEN, generator=random) * 0.1
-    tensors["proj.weight"] = torch.cat((torch.eye(HIDDEN) * 0.05, torch.eye(HIDDEN)), 1)
-    fields = {"architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": 2}
-    _save_drafter(folder, fields, tensors, torch.arange(20, VOCABULARY))
-
-
 def make_peagle(folder: Path) -> None:
     """A random block with a mask row, as speculators writes it."""
     random = _noise(4)
-    tensors = {f"layers.0.{name}": tensor for name, tensor in _block(2 * HIDDEN, random).items()}
+    tensors = block(TEACHER, random, "layers.0", 2 * HIDDEN)
     tensors["layers.0.hidden_norm.weight"] = torch.ones(HIDDEN)
     tensors["fc.weight"] = torch.randn(HIDDEN, 3 * HIDDEN, generator=random) * 0.1
     tensors["mask_hidden"] = torch.randn(1, 1, 3 * HIDDEN, generator=random)
     own = {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"], "mask_token_id": 3}
-    sizes = {name: TEACHER[name] for name in _SIZES} | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    sizes = {name: TEACHER[name] for name in SIZES} | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     fields = own | {"num_depths": 2, "transformer_layer_config": sizes}
-    _save_drafter(folder, fields, tensors, torch.arange(20, VOCABULARY))
+    save_drafter(folder, TEACHER, fields, tensors, torch.arange(20, VOCABULARY))
 
 
 def make_dflash(folder: Path) -> None:
     """Two random layers over a block of three rows, as z-lab writes them."""
     random = _noise(5)
-    tensors = {f"layers.{i}.{name}": t for i in range(2) for name, t in _block(HIDDEN, random).items()}
-    head_dim = TEACHER["head_dim"]
-    tensors |= {f"layers.{i}.self_attn.{s}_norm.weight": torch.ones(head_dim) for i in range(2) for s in ("q", "k")}
+    tensors = block(TEACHER, random, "layers.0", heads=True) | block(TEACHER, random, "layers.1", heads=True)
     tensors["fc.weight"] = torch.randn(HIDDEN, 3 * HIDDEN, generator=random) * 0.1
     tensors["hidden_norm.weight"] = torch.ones(HIDDEN)
     own = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2, "block_size": 3}
     nested = {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 1]}, "sliding_window": None}
-    _save_drafter(folder, own | nested, tensors, torch.arange(20, VOCABULARY))
+    save_drafter(folder, TEACHER, own | nested, tensors, torch.arange(20, VOCABULARY))
 
 
 def make_torch_files(folder: Path) -> None:

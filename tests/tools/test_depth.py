@@ -35,7 +35,9 @@ def deep(
         place = tmp_path_factory.mktemp("deep")
         save_packed(save_tiny(place, num_hidden_layers=LAYERS), place / "packed", "awq")
         trees = (("plain", Topology.plain()), ("ragged", Lookup(RAGGED.parents, RAGGED.ranks)))
-        asked = BuildRequest(model=place / "packed", drafter=None, trees=trees, slots=(128,), precision=request.param)
+        asked = BuildRequest(
+            model=place / "packed", drafter=None, trees=trees, slots=(128,), prefill_rows=(), precision=request.param
+        )
         build(asked, folder)
 
     return Bundle.open(kept(f"deep-{request.param}", make))

@@ -38,13 +38,11 @@ def bundle(
     (folder / "teacher").mkdir()
     save_packed(save_tiny(folder / "teacher", num_hidden_layers=4), folder / "packed", "gptq")
     trees = (("plain", Topology.plain()), ("chain-2", Topology.chain(2)))
-    precision = request.param
-    build(
-        BuildRequest(
-            model=folder / "packed", drafter=tiny_heads, trees=trees, slots=(256,), precision=precision, texts=4
-        ),
-        folder / "bundle",
-    )
+    asked = BuildRequest(
+        model=folder / "packed", drafter=tiny_heads, trees=trees, slots=(256,), prefill_rows=(), texts=4,
+        precision=request.param,
+    )  # fmt: skip
+    build(asked, folder / "bundle")
     return Bundle.open(folder / "bundle")
 
 

@@ -134,7 +134,8 @@ def looking(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A bundle without a drafter whose trees are looked up."""
     out = tmp_path_factory.mktemp("lookup") / "bundle"
     trees = read_specs("lookup:chain:3,lookup:full:2x1,chain:2".rpartition(",")[0]).trees
-    draftwood.build(draftwood.BuildRequest(model=tiny_teacher, drafter=None, trees=trees, slots=(256,)), out)
+    asked = draftwood.BuildRequest(model=tiny_teacher, drafter=None, trees=trees, slots=(256,), prefill_rows=())
+    draftwood.build(asked, out)
     return out
 
 

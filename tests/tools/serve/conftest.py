@@ -156,7 +156,7 @@ def tools_bundle(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -
     path = folder / "teacher" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": TEMPLATE}))
     trees = read_specs("lookup:full:2x1").trees
-    request = draftwood.BuildRequest(model=folder / "teacher", drafter=None, trees=trees, slots=(512,))
+    request = draftwood.BuildRequest(model=folder / "teacher", drafter=None, trees=trees, slots=(512,), prefill_rows=())
     draftwood.build(request, folder / "bundle")
     return folder / "bundle"
 

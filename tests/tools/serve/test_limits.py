@@ -1,5 +1,6 @@
 """The server's limits: full queues, clients that leave or are slow or many, and an engine that is killed."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -8,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -63,45 +64,46 @@ def test_a_slow_reader_delays_nobody(server: Any) -> None:
     assert connection.getresponse().read().endswith(b"data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"",
-        b"POST /v1/completions HTTP/1.1\r\nhost: x",
-        HEAD + b"{",
-        b"GET /version HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{",
-    ],
-    ids=["idle", "half a header", "half a body", "body of a GET"],
-)
-def test_who_never_finishes_a_request_is_cut(server: Any, sent: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT) as connection:
-        connection.sendall(sent)
-        try:
-            while connection.recv(4096):  # its deadline is 2 s; without one there is no end
-                pass
-        except ConnectionResetError:
-            pass
+# Requests that never end: what is sent, and what then drops in.
+ENDLESS: dict[str, tuple[bytes, bytes]] = {
+    "idle": (b"", b""),
+    "half a header": (b"POST /v1/completions HTTP/1.1\r\nhost: x", b""),
+    "half a body": (HEAD + b"{", b""),
+    "body of a GET": (b"GET /version HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{", b""),
+    "drops of empty lines": (b"", b"\r\n"),
+    "drops of a header": (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: ", b"x"),
+    "drops of many headers": (b"POST /v1/completions HTTP/1.1\r\n", b"x: x\r\n"),
+    "drops of a body": (HEAD.replace(b": 9", b": 900"), b" "),
+    "drops of chunks": (HEAD.replace(b"content-length: 9", b"transfer-encoding: chunked"), b"1\r\n \r\n"),
+}
 
 
-@pytest.mark.parametrize(
-    ("sent", "drop"),
-    [
-        (b"", b""),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: ", b"x"),
-        (b"POST /v1/completions HTTP/1.1\r\n", b"x: x\r\n"),
-        (HEAD.replace(b": 9", b": 900"), b" "),
-        (HEAD.replace(b"content-length: 9", b"transfer-encoding: chunked"), b"1\r\n \r\n"),
-    ],
-    ids=["empty lines", "a header", "many headers", "a body", "chunks"],
-)
-def test_who_sends_a_request_drop_by_drop_is_cut(server: Any, sent: bytes, drop: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT) as connection:
+def end_of(port: int, sent: bytes, drop: bytes) -> None:
+    """Waits until the server cuts it: its deadline is 2 s; without one there is no end."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT) as connection:
         connection.sendall(sent)
+        if not drop:
+            with contextlib.suppress(ConnectionResetError):
+                while connection.recv(4096):
+                    pass
+            return
         limit = time.monotonic() + WAIT
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            while time.monotonic() < limit:  # its deadline is 2 s; without one there is no end
-                connection.sendall(drop or b"\r\n")
+            while time.monotonic() < limit:
+                connection.sendall(drop)
                 time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def ends(server: Any) -> dict[str, Future[None]]:
+    """All of them at once, since each waits for a deadline."""
+    with ThreadPoolExecutor(len(ENDLESS)) as threads:
+        return {name: threads.submit(end_of, server.port, *both) for name, both in ENDLESS.items()}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_who_never_finishes_a_request_is_cut(ends: dict[str, Future[None]], name: str) -> None:
+    ends[name].result()
 
 
 @pytest.mark.parametrize("chunked", [False, True])
