@@ -494,7 +494,7 @@ def test_two_processes_train_what_one_does(folder: Path, tmp_path: Path, exact: 
         )
         for rank in range(2)
     ]  # fmt: skip
-    errors = [worker.communicate(timeout=120)[1].decode() for worker in workers]
+    errors = [worker.communicate(timeout=300)[1].decode() for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], errors
     train("eagle3", *folders, tmp_path / "one", steps=4, batch=16, log_every=4, levels=2)
     torch.manual_seed(0)

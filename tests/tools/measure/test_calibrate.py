@@ -241,7 +241,7 @@ def test_a_clusters_processes_and_the_job_may_be_killed(
                 job.kill()
             else:
                 os.kill(calls_of(first)[0], signal.SIGKILL)
-            job.communicate(timeout=120)
+            job.communicate(timeout=300)
             assert stopped or job.returncode == 0
     spread = read_calibration(tmp_path / "spread")
     assert spread.to_bytes() == read_calibration(tmp_path / "alone").to_bytes()

@@ -20,7 +20,7 @@ from draftwood.tools.serve.messages import Begun, Cancel, Ended, EngineArguments
 from draftwood.tools.serve.metrics import Metrics, ModelMetrics
 from draftwood.tools.serve.model import ServedModel
 
-from .conftest import MESSAGES, TOOLS
+from .conftest import MESSAGES, TOOLS, WAIT
 
 
 class Engine:
@@ -58,7 +58,7 @@ async def asked(raises: str, body: Any, patch: pytest.MonkeyPatch, at: tuple[Any
             raise OSError("planted")
 
     async def receive() -> Any:
-        await asyncio.sleep(60)
+        await asyncio.Future()  # nothing more comes
 
     def planted(*_: Any, **__: Any) -> Any:
         raise OSError("planted")
@@ -97,7 +97,7 @@ PLACES = [
 def test_whatever_raises_gives_its_place_back(place: Any, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     body = CompletionBody(prompt="a", n=2, stream=stream)
     raises, at = (place, None) if isinstance(place, str) else ("", place)
-    asyncio.run(asyncio.wait_for(asked(raises, body, monkeypatch, at), 20))
+    asyncio.run(asyncio.wait_for(asked(raises, body, monkeypatch, at), WAIT))
 
 
 def test_tools_that_are_refused_count_for_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
