@@ -242,6 +242,32 @@ def texts_signature(one: StepSignature, texts: int) -> StepSignature:
     )
 
 
+def pooled_signature(one: StepSignature, texts: int) -> StepSignature:
+    """The static form of `texts_signature`: rows of all texts follow each other in inputs, outputs and caches, but for
+    what may lie on the device, of which each has its own."""
+    apart = lives(one, "either")
+
+    def of_all(specs: Iterable[TensorSignature]) -> Iterable[TensorSignature]:
+        for spec in specs:
+            if spec.name in apart:
+                yield from (_of_text(spec, str(text)) for text in range(texts))
+            else:
+                rows, *rest = spec.shape or (1,)
+                assert isinstance(rows, int), "sizes of static graphs are numbers"
+                yield TensorSignature(name=spec.name, dtype=spec.dtype, shape=(texts * rows, *rest))
+
+    return StepSignature(
+        name=f"{one.name}-b{texts}",
+        kind="draft-texts",
+        rows=one.rows,
+        slots=one.slots,
+        inputs=tuple(of_all(one.inputs)),
+        outputs=tuple(of_all(one.outputs)),
+        aliases=one.aliases,
+        batch=texts,
+    )
+
+
 def _of_text(spec: TensorSignature, text: str) -> TensorSignature:
     """With a size of its own for every size that is chosen at run time."""
     shape = tuple(f"{size}{text}" if isinstance(size, str) else size for size in spec.shape)

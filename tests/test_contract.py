@@ -3,7 +3,7 @@
 import pytest
 
 from draftwood.compiler.steps.step import signed
-from draftwood.contract import GIVES, TAKES, End, ends_of, lives, names_of, tensors, texts_signature
+from draftwood.contract import GIVES, TAKES, End, ends_of, lives, names_of, pooled_signature, tensors, texts_signature
 from draftwood.manifest import StepSignature
 
 SIZES = dict.fromkeys("TRXVWPLNGDUKMQHB", 3) | {"J": (2, 5)}
@@ -17,7 +17,8 @@ def step(kind: str, texts: int = 1) -> StepSignature:
 @pytest.mark.parametrize("kind", TAKES)
 def test_every_input_and_output_is_known_by_name(kind: str) -> None:
     one = step(kind, 2 if kind in ("texts", "accept-texts") else 1)
-    every = [texts_signature(one, 3)] * (kind in ("step", "draft"))
+    forms = {"step": [texts_signature], "draft": [texts_signature, pooled_signature]}
+    every = [form(one, 3) for form in forms.get(kind, ())]
     for signature in (one, *every):
         assert {spec.name for spec in (*signature.inputs, *signature.outputs)} <= ends_of(signature).keys()
 
@@ -27,7 +28,8 @@ def test_branches_live_with_their_sequences_and_results_on_the_device() -> None:
     assert lives(step("texts", 2), "sequence") == {f"text{n}.branch{end}" for n in (0, 1) for end in ("", ".out")}
     assert lives(step("verify"), "device") == {"logits", "features"}
     assert lives(step("accept-texts", 2), "device") == {"logits", "features"}
-    assert {"text0.noise", "text1.features"} <= lives(texts_signature(step("draft"), 2), "either")
+    for form in (texts_signature, pooled_signature):
+        assert {"text0.noise", "text1.features"} <= lives(form(step("draft"), 2), "either")
     small = lives(step("prefill"), "host") & {spec.name for spec in step("prefill").inputs}
     assert small == {"tokens", "last", "committed", "accepted", "path"}
 

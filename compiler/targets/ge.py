@@ -22,6 +22,7 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.lowering import lower_to_ge
 from draftwood.compiler.ge.proofs import prove_in_place
+from draftwood.compiler.ge.texts import texts_step
 from draftwood.compiler.ge.torchair_bridge import decomposed, source_line
 from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index, write_npu_weights
 from draftwood.compiler.ranks.collectives import group_of
@@ -99,6 +100,11 @@ class GeTarget(Target):
             graph, operators = _written(lowering, step, program, air)
             graphs.append(graph)
             used |= operators
+            for texts in lowering.shapes.batches if step.signature.kind == "draft" else ():
+                several = texts_step(step, program, texts)
+                graph, operators = _written(lowering, several, *_lowered(several, index, mode, None))
+                graphs.append(graph)
+                used |= operators
         if lowering.ranks == 1:  # ATC compiles no graph with collectives for these chips
             script = atc_script([graph.file for graph in graphs], bool(lowering.config.packed))
             (lowering.folder / FOLDER / "atc.sh").write_text(script)

@@ -21,6 +21,7 @@ from torch.export.graph_signature import InputKind, InputSpec
 from draftwood.compiler.ge.forms import argument
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.sameness import same_as_proved
+from draftwood.compiler.ge.texts import texts_step
 from draftwood.compiler.ge.torchair_bridge import compile_step, decomposed, device_of
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.steps.rebuild import rebuild
@@ -79,7 +80,14 @@ class TorchairExecutor:
 
     def traced(self, signature: GraphSignature) -> InPlaceStep:
         """A step of the bundle as the device runs it."""
-        return InPlaceStep(self._made.get(signature.name) or rebuild(signature, self.decoder), self.device)
+        return InPlaceStep(self._made.get(signature.name) or self._rebuilt(signature), self.device)
+
+    def _rebuilt(self, signature: GraphSignature) -> Step:
+        """A step that is not of one text's drafter alone."""
+        if signature.kind != "draft-texts":
+            return rebuild(signature, self.decoder)
+        one = self._made[signature.name.removesuffix(f"-b{signature.batch}")]
+        return texts_step(one, trace(one, self.device), signature.batch)
 
     def compiled(self, signature: GraphSignature) -> InPlaceStep:
         """A step of the bundle, compiled by GE."""

@@ -8,7 +8,7 @@ those are opened (`sessions`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from draftwood.contract import (
@@ -20,6 +20,7 @@ from draftwood.contract import (
     Sizes,
     ends_of,
     names_of,
+    pooled_signature,
     sized,
     texts_signature,
 )
@@ -31,6 +32,7 @@ from draftwood.manifest import (
     GraphSet,
     GraphSignature,
     Manifest,
+    StepSignature,
     TensorSignature,
     TokenRows,
     Tree,
@@ -171,8 +173,14 @@ def _repeats(graph: GraphSignature, graphs: tuple[GraphSignature, ...]) -> Itera
     """A graph that steps or drafts for several texts takes and gives for each what some graph does for one."""
     if graph.kind in REPEATED:
         alone = (single for single in graphs if single.kind == REPEATED[graph.kind] and graph.batch > 1)
-        if graph not in (texts_signature(single, graph.batch).frozen_in(graph.file) for single in alone):
+        forms = (form(single, graph.batch) for single in alone for form in _several(single))
+        if graph not in (form.frozen_in(graph.file) for form in forms):
             yield f"serves {graph.batch} texts; expected 2 or more, and of each what a graph of one takes and gives"
+
+
+def _several(single: GraphSignature) -> list[Callable[[StepSignature, int], StepSignature]]:
+    """How the signature of several texts is made of that of one: static ones may have their rows together."""
+    return [texts_signature, *([pooled_signature] if single.kind == "draft" and single.static else [])]
 
 
 def _kind(graph: GraphSignature, manifest: Manifest) -> Iterator[str]:

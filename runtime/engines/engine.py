@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
-from draftwood.manifest import Gear, GraphSignature, of_rank
+from draftwood.manifest import Gear, GraphSignature, TokenRows, of_rank
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.draft_cache import DraftCache
@@ -69,9 +69,9 @@ class Engine(HostParts, ABC):
 
     def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
         """An empty text with caches of ``slots`` slots."""
-        drafter = self.bundle.manifest.drafter
-        draft = DraftCache(of_rank(drafter.buffers, self.ranks), drafter.features, self.zeros) if drafter else None
-        return SequenceState(self.new_kv(slots), draft, sampling, self.drafting.corpus)
+        kv, drafter = self.new_kv(slots), self.bundle.manifest.drafter
+        draft = self.new_draft(kv, of_rank(drafter.buffers, self.ranks), drafter.features) if drafter else None
+        return SequenceState(kv, draft, sampling, self.drafting.corpus)
 
     def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Prefill:
         """Commits the prompt after the text so far, and draws the first new token, its root."""
@@ -128,6 +128,10 @@ class Engine(HostParts, ABC):
     @abstractmethod
     def new_kv(self, slots: int) -> Any:
         """An empty `KvCache` of this engine."""
+
+    def new_draft(self, kv: Any, rows: Sequence[TokenRows], width: int) -> DraftCache:
+        """An empty drafter's cache next to a teacher's; ``width`` is that of the features."""
+        return DraftCache(rows, width, self.zeros)
 
     def prefill(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
         """Appends and commits tokens in as many launches as it takes; returns the last row's outputs (R = 1)."""

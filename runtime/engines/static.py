@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from draftwood.contract import BRANCH, RESULTS, names_of
 from draftwood.errors import BundleError
-from draftwood.manifest import GraphSignature, of_rank
+from draftwood.manifest import GraphSignature, TokenRows, of_rank
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.chunks import next_rows
 from draftwood.runtime.engines.device_parts import DeviceParts
@@ -23,9 +23,10 @@ from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.inputs import branches, fill_commit, fill_tree, host_inputs
 from draftwood.runtime.engines.opening import USUAL, Opening
-from draftwood.runtime.engines.pools import PooledKv, Pools
+from draftwood.runtime.engines.pools import PooledDraft, PooledKv, Pools
 from draftwood.runtime.engines.sessions import OnnxExecutor, fixed, sessions_in_memory
 from draftwood.runtime.speculation.deferred_cache import Branch, DeferredKvCache
+from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, token_rows
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, Parts, TeacherOutput
@@ -55,7 +56,8 @@ class StaticEngine(Engine):
         self.on_device = DeviceParts(bundle, graphs, executor, self.drafting, self.tree_graph, self._run_tree)
 
         self.max_batch, self.batches = self.on_device.texts.most, self.on_device.texts.sizes
-        self._pools = Pools(self._rows, self.max_batch, executor.zeros) if self.max_batch > 1 else None
+        drafts = of_rank(bundle.manifest.drafter.buffers, self.ranks) if bundle.manifest.drafter else ()
+        self._pools = Pools(self._rows, drafts, self.max_batch, executor.zeros) if self.max_batch > 1 else None
 
     @property
     def parts(self) -> Parts[Any]:
@@ -70,6 +72,9 @@ class StaticEngine(Engine):
             return PooledKv(self._rows, slots, self._branch, self.zeros, self._pools)
         cache_zeros = token_rows(self.zeros) if self._by_token else self.zeros
         return DeferredKvCache(self._rows, slots, self._branch, self.zeros, cache_zeros)
+
+    def new_draft(self, kv: Any, rows: Sequence[TokenRows], width: int) -> DraftCache:
+        return PooledDraft(rows, width, self.zeros, kv) if self._pools else super().new_draft(kv, rows, width)
 
     def chunk(self, state: SequenceState, left: int) -> int:
         room = state.slots - 1 - state.length

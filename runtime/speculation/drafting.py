@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.contract import ACCEPTED, COMMITTED, TAKES, names_of
 from draftwood.errors import BundleError
-from draftwood.manifest import Gear, GraphSignature, Manifest, TensorSignature, text_name
+from draftwood.manifest import Gear, GraphSignature, Manifest, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.guide import Guiding
@@ -22,6 +23,7 @@ from draftwood.runtime.speculation.kv_cache import Buffer, Zeros
 from draftwood.runtime.speculation.lookup import Levels, TextIndex, levels, match_class
 from draftwood.runtime.speculation.merging import merged
 from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.shared_launch import Given, of_line, together
 from draftwood.runtime.speculation.shared_noise import SharedNoise
 from draftwood.runtime.speculation.step import Draft
 from draftwood.trees import TreeBuffers, is_tree, tree_tokens
@@ -73,11 +75,12 @@ class Drafting:
         self.corpus = TextIndex.corpus_of(bundle.corpus) if looks_up and bundle.corpus else None
         self.noise = SharedNoise(bundle)
         # Greedy text's zeros in its place, by shape: they lie where the graphs run, and are never sent.
-        self._silence: dict[tuple[int, int], Buffer] = {}
+        self._silence: dict[tuple[int, ...], Buffer] = {}
 
     def most_texts(self, name: str) -> int:
         """Texts that a launch of a draft graph takes, by the name that a gear gives it; 1 if none takes several."""
-        return max(self._drafts.get(name, ()), default=1)
+        named = (graphs for each, graphs in self._drafts.items() if each == name or each.startswith(f"{name}-kv"))
+        return max((most for graphs in named for most in graphs), default=1)
 
     def drafts(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
         """`draft` of every text; those that the same graph drafts for share launches, if the bundle has graphs for
@@ -96,32 +99,40 @@ class Drafting:
         self, states: Sequence[SequenceState], gears: Sequence[Gear]
     ) -> Iterator[tuple[GraphSignature | None, list[int]]]:
         """The graphs that draft for these texts, and the texts of each, by number; None if none is run."""
-        together = dict[str | None, list[int]]()
+        alike = dict[tuple[str | None, Any], list[int]]()
         for text, (state, gear) in enumerate(zip(states, gears, strict=True)):
-            name = self.graph(gear.draft, state.slots).name if gear.draft and not gear.looks_up else None
-            together.setdefault(name, []).append(text)
-        for name, texts in together.items():
+            graph = self.graph(gear.draft, state.slots) if gear.draft and not gear.looks_up else None
+            pool = state.kv.place.pool if graph and graph.caches and state.kv.place else None
+            alike.setdefault((graph.name if graph else None, pool), []).append(text)
+        for (name, pool), texts in alike.items():
             if name is None:
                 yield None, texts
                 continue
             graphs = self._drafts[name]
             for at in range(0, len(texts), max(graphs)):
                 group = texts[at : at + max(graphs)]
-                yield graphs[min(size for size in graphs if size >= len(group))], group
+                numbers = [states[text].kv.place.number for text in group] if pool else range(len(group))
+                span = max(numbers) - min(numbers) + 1
+                yield graphs[min((size for size in graphs if size >= span), default=1)], group
 
     def _shared(self, graph: GraphSignature, texts: Sequence[tuple[SequenceState, Gear]]) -> list[Draft]:
         """A launch of several texts; a place that is left over drafts for nobody."""
         (state, gear), *_ = texts
-        single = self.graph(gear.draft or "", state.slots)
-        inputs, buffers = dict[str, NDArray](), dict[str, Buffer]()
-        for place in range(graph.batch):
-            small = self._given(single, texts[place][0], place) if place < len(texts) else self._nobody(single, place)
-            for all_of, each in zip((inputs, buffers), small, strict=True):
-                all_of |= {text_name(place, name): array for name, array in each.items()}
-        outputs = self._run(graph, inputs, buffers)
+        single, lines, caches = self.graph(gear.draft or "", state.slots), list(range(len(texts))), list[Buffer]()
+        if graph.caches and graph.caches == single.caches:  # those of a pool, whose places follow each other
+            numbers, pool = [state.kv.place.number for state, _ in texts], state.kv.place.pool
+            first = min(*numbers, pool.places - graph.batch)
+            lines, caches = [number - first for number in numbers], pool.draft_window(first, graph.batch)
+        by_line = dict(zip(lines, texts, strict=True))
+        given = [
+            self._given(single, by_line[line][0], line) if line in by_line else self._nobody(single, line)
+            for line in range(graph.batch)
+        ]
+        inputs, buffers = together(graph, given)
+        outputs = self._run(graph, inputs, buffers | dict(zip(graph.caches, caches, strict=False)))
         return [
-            self._drafted(*text, {name: outputs[text_name(place, name)] for name in single.results})
-            for place, text in enumerate(texts)
+            self._drafted(*text, {name: of_line(outputs, name, line, graph.batch) for name in single.results})
+            for line, text in by_line.items()
         ]
 
     def draft(self, state: SequenceState, gear: Gear) -> Draft:
@@ -139,7 +150,7 @@ class Drafting:
         state: SequenceState,
         place: int = 0,
         allowed: Sequence[NDArray[np.bool_]] = (),
-    ) -> tuple[dict[str, NDArray], dict[str, Buffer]]:
+    ) -> Given:
         """Inputs of a draft graph for a text, which has a ``place`` in the launch: small inputs, and buffers.
 
         ``allowed`` bool [V] are the tokens of the first levels, if more is known than the text's guide says.
@@ -155,14 +166,14 @@ class Drafting:
         noise = next((spec for spec in graph.inputs if spec.name == "noise"), None)
         guide = _followed(state)
         if noise is not None and guide is None and state.sampling.greedy:
-            buffers["noise"] = self._silent(noise)
+            buffers["noise"] = self._silent(self.noise.shape(noise))
         elif noise is not None:  # the root stands at ``length``, so the first level is of the position after it
             if guide is not None:
                 allowed = allowed or guide.first_levels(self.noise.shape(noise)[0])
             inputs = inputs | {"noise": self.noise.rows(noise, state.sampling, state.length + 1, place, allowed)}
         return inputs, buffers
 
-    def _nobody(self, graph: GraphSignature, place: int) -> tuple[dict[str, NDArray], dict[str, Buffer]]:
+    def _nobody(self, graph: GraphSignature, place: int) -> Given:
         """Inputs at a place that no text has: a text of one token."""
         drafter = self.bundle.manifest.drafter
         assert drafter is not None, "a bundle that drafts has a drafter"
@@ -170,7 +181,14 @@ class Drafting:
             cache = DraftCache(drafter.buffers, drafter.features, self._zeros)
             cache.append(np.zeros(1, np.int64), np.zeros((1, drafter.features), np.float32))
             self._vacant = SequenceState(None, cache)
-        return self._given(graph, self._vacant, place)
+        inputs, buffers = self._given(graph, self._vacant, place)
+        if graph.rows and ACCEPTED in inputs:
+            # The caches there may be another text's: all rows go to the spare slot.
+            inputs[ACCEPTED][0] = 0
+        if graph.static:
+            shape = next(spec.shape for spec in graph.inputs if spec.name == "features")
+            buffers["features"] = self._silent(tuple(int(size) for size in shape))
+        return {name: array for name, array in inputs.items() if name not in buffers}, buffers
 
     def _drafted(self, state: SequenceState, gear: Gear, outputs: dict[str, NDArray]) -> Draft:
         """The tree of a graph's outputs for a text, whose caches now hold its rows."""
@@ -198,8 +216,7 @@ class Drafting:
             before = allowed
         return draft
 
-    def _silent(self, spec: TensorSignature) -> Buffer:
-        shape = self.noise.shape(spec)
+    def _silent(self, shape: tuple[int, ...]) -> Buffer:
         if shape not in self._silence:
             self._silence[shape] = self._zeros(shape)
         return self._silence[shape]

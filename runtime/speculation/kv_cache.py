@@ -51,6 +51,9 @@ class KvCache:
     one array, so that a commit is one copy. ``length`` counts committed tokens, ``open_rows`` the rows of the branch.
     """
 
+    # The place among the caches of several texts that lie together, if they do.
+    place: Any = None
+
     def __init__(self, rows: Sequence[TokenRows], slots: int) -> None:
         self.rows = tuple(rows)
         self.length = self.open_rows = 0

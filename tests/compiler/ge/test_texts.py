@@ -85,7 +85,7 @@ def test_the_graphs_are_of_two_and_four_texts(engine: GeEngine) -> None:
     rows, draws = (2, 5), ("greedy", "sampled")
     assert files.keys() == {f"verify-b{b}-t{t}-kv128" for b in (2, 4) for t in rows} | {
         f"accept-{d}-b{b}-t{t}" for b in (2, 4) for t in rows for d in draws
-    }
+    } | {f"draft-b{b}" for b in (2, 4)}
     assert engine.max_batch == PLACES
 
 
@@ -96,8 +96,9 @@ def test_check_holds_them_to_eager_texts_alone(engine: GeEngine, count: int) -> 
     compared = [one for one in found if isinstance(one, Comparison)]
     assert [one for one in compared if not one.ok] == []
     # Those of one pool share a launch, so three may be two and one.
-    assert {one.graph for one in compared} <= {f"verify-b{b}-t{t}-kv128" for b in (2, 4) for t in (2, 5)}
-    assert [one.caught for one in found if isinstance(one, Control)] == [True]
+    verified = {f"verify-b{b}-t{t}-kv128" for b in (2, 4) for t in (2, 5)}
+    assert {"draft"} < {one.graph for one in compared} <= {"draft", *verified}
+    assert [one.caught for one in found if isinstance(one, Control)] == [True, True]  # of a step, and of a draft
 
 
 @pytest.mark.parametrize("seed", range(2))
