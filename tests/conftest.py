@@ -37,7 +37,7 @@ share_threads(1)
 settings.register_profile("draftwood", derandomize=True, deadline=None)
 settings.load_profile("draftwood")
 
-# Tracing makes objects by the million and almost no cycles: looking for them took an eighth of the suite's time.
+# Tracing makes objects by the million and almost no cycles: looking for them took an eighth of tracing's time.
 gc.set_threshold(50_000, 50, 50)
 
 
