@@ -66,7 +66,6 @@ def plan(
     calibration: Calibration,
     limits: Limits | None = None,
     latency: LatencyTable | None = None,
-    classes: int = 1,
     sampled: Calibration | None = None,
     occupancy: Occupancy | None = None,
 ) -> Plan:
@@ -76,7 +75,6 @@ def plan(
         calibration: what the teacher's text took through the drafter's candidates.
         limits: sizes that may not be passed.
         latency: what every step costs; without one, trees by size.
-        classes: confidence classes with their own trees.
         sampled: the same of sampled text, if ``calibration`` has greedy text alone; the plan serves both.
         occupancy: how often how many texts are there; every number that ``latency`` has steps for equally often.
 
@@ -86,7 +84,7 @@ def plan(
     from draftwood.trees.plan import make_plan
     from draftwood.trees.plan_file import Limits as Sizes
 
-    return make_plan(calibration, limits or Sizes(nodes=63), latency, classes, sampled, occupancy)
+    return make_plan(calibration, limits or Sizes(nodes=63), latency, sampled, occupancy)
 
 
 def open(folder: str | Path, opening: Opening | None = None, **options: Any) -> OpenedBundle:

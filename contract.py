@@ -158,7 +158,6 @@ GIVES: dict[GraphKind, tuple[End, ...]] = {
     "draft": _DRAFT,
     "whole": (
         *(end for end in _DRAFT if end.name in TOLD),
-        End("class", "int64", (1,), part="class"),
         *(end._replace(name="path.out") if end.name == "path" else end for end in _DRAWN),
         _PATH_FEATURES,
         LOGITS,

@@ -32,9 +32,6 @@ class FrozenFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class Gear(FrozenFields, frozen=True):
     """One static shape to decode with: a tree at a KV length.
 
-    If confidence classes were planned, ``tree`` is that of the lowest, and ``class_trees`` those of the others,
-    ascending, all of equally many rows.
-
     ``graph`` and ``draft`` are set by a build: ``graph`` verifies, ``draft`` drafts, None for plain decoding. If the
     drafting graph has a cache and a KV length, ``-kv{slots}`` stands after the name. `LOOKUP` is no graph: the tree's
     tokens are looked up in the text.
@@ -45,14 +42,8 @@ class Gear(FrozenFields, frozen=True):
     slots: Size
     graph: str = ""
     draft: Name | None = None
-    class_trees: tuple[Name, ...] = ()
     # Numbers of texts of a launch that it is planned for.
     texts: tuple[Size, ...] = (1,)
-
-    @property
-    def trees(self) -> tuple[str, ...]:
-        """The names of its trees by confidence class."""
-        return (self.tree, *self.class_trees)
 
     @property
     def looks_up(self) -> bool:
@@ -65,14 +56,9 @@ class Gear(FrozenFields, frozen=True):
         return self.draft is not None and not self.looks_up
 
 
-def named_gears(shapes: Iterable[tuple[tuple[str, ...], int]]) -> tuple[Gear, ...]:
-    """A gear for each pair of trees (by confidence class) and KV length, named after them."""
-    gears: dict[str, Gear] = {}
-    for (tree, *others), slots in shapes:
-        base = f"{tree.removesuffix('-class-0')}-kv{slots}"
-        name = next(free for free in (base, *(f"{base}-{n}" for n in range(2, 999))) if free not in gears)
-        gears[name] = Gear(name=name, tree=tree, slots=slots, class_trees=tuple(others))
-    return tuple(gears.values())
+def named_gears(shapes: Iterable[tuple[str, int]]) -> tuple[Gear, ...]:
+    """A gear for each pair of a tree and a KV length, named after them."""
+    return tuple(Gear(name=f"{tree}-kv{slots}", tree=tree, slots=slots) for tree, slots in shapes)
 
 
 class LengthEase(FrozenFields, frozen=True):
@@ -86,28 +72,20 @@ class LengthEase(FrozenFields, frozen=True):
 class Prior(FrozenFields, frozen=True):
     """The counts of one sampling class.
 
-    ``confidence`` is the share of steps in each confidence class. ``reached``, of each tree and in each class, is the
-    share of steps that come to each level. ``first`` is that of the drafter's best first candidate; trees that were not
-    counted are judged from it. ``lengths`` ascend, and are empty if lengths were not counted apart.
+    ``reached``, of each tree, is the share of steps that come to each level. ``first`` is that of the drafter's best
+    first candidate; trees that were not counted are judged from it. ``lengths`` ascend, and are empty if lengths were
+    not counted apart.
 
     Raises:
         ValueError: shares that are none, or lengths that do not ascend.
     """
 
-    confidence: tuple[float, ...]
-    reached: dict[Name, tuple[tuple[float, ...], ...]]
+    reached: dict[Name, tuple[float, ...]]
     first: float
     lengths: tuple[LengthEase, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_distribution("confidence", self.confidence)
-        if any(len(classes) != len(self.confidence) for classes in self.reached.values()):
-            raise ValueError(f"reached: expected {len(self.confidence)} classes of every tree, as of confidence")
-        every = [
-            ("first", (self.first,)),
-            *((name, shares) for name, classes in self.reached.items() for shares in classes),
-        ]
-        for name, levels in every:
+        for name, levels in (("first", (self.first,)), *self.reached.items()):
             if list(levels) != sorted(levels, reverse=True) or not all(0 <= share <= 1 for share in levels):
                 raise ValueError(f"reached: {levels} of {name}, expected shares from 0 to 1 that never rise")
         tokens = [entry.tokens for entry in self.lengths]
@@ -142,33 +120,16 @@ class StepTime(FrozenFields, frozen=True):
 
 
 class Planning(FrozenFields, frozen=True):
-    """A policy's knowledge of the gears. ``bounds`` are the confidences at which classes begin, but the first: none for
-    one class.
+    """A policy's knowledge of the gears. ``sampled`` is None if only greedy text was counted; ``times`` are empty
+    without a latency table."""
 
-    ``sampled`` is None if only greedy text was counted; ``times`` are empty without a latency table.
-    """
-
-    bounds: tuple[float, ...]
     greedy: Prior
     sampled: Prior | None
     times: tuple[StepTime, ...]
 
-    def __post_init__(self) -> None:
-        if list(self.bounds) != sorted(set(self.bounds)) or not all(0 < bound < 1 for bound in self.bounds):
-            raise ValueError(f"bounds: expected ascending confidences between 0 and 1, got {self.bounds}")
-        for prior in (self.greedy, self.sampled):
-            if prior is not None and len(prior.confidence) != len(self.bounds) + 1:
-                raise ValueError(f"confidence: {len(prior.confidence)} classes, expected {len(self.bounds) + 1}")
-
     def prior(self, greedy: bool) -> Prior:
         """The counts of a sampling class, or of the other one if that is all there is."""
         return self.greedy if greedy or self.sampled is None else self.sampled
-
-
-def _check_distribution(name: str, shares: tuple[float, ...]) -> None:
-    # Shares are written with six digits.
-    if not shares or not all(0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-4 * len(shares):
-        raise ValueError(f"{name}: expected shares that add up to 1, got {shares}")
 
 
 def log_odds(share: float) -> float:

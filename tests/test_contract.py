@@ -7,7 +7,7 @@ from draftwood.contract import GIVES, TAKES, End, ends_of, lives, names_of, pool
 from draftwood.manifest import StepSignature
 
 SIZES = dict.fromkeys("TRXVWPLNGDUKMQHB", 3) | {"J": (2, 5)}
-PARTS = ("draws", "features", "cached", "noise", "ranked", "drafts", "class")
+PARTS = ("draws", "features", "cached", "noise", "ranked", "drafts")
 
 
 def step(kind: str, texts: int = 1) -> StepSignature:

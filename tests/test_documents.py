@@ -237,7 +237,7 @@ def plan(folder: Path) -> None:
     """Writes a plan of small trees."""
     counted = Calibration()
     for number in range(40):
-        counted.add((0, 2) if number % 2 else (), group=str(number), context=412, confidence=0.81)
+        counted.add((0, 2) if number % 2 else (), group=str(number), context=412)
     write_calibration(counted, folder / "counted.bin")
     with chdir(folder):
         assert cli.main(["plan", "--stats", "counted.bin", "--max-nodes", "4", "--out", "plan.json"]) == 0

@@ -1,8 +1,7 @@
 """Calibration statistics: the rank path that a teacher's text took at each context, and the context's attributes.
 
-A context is one position of the teacher's text. It has three optional attributes: a length (tokens before it), the
-drafter's confidence (the probability of its best first candidate) and the name of a task. Equal contexts are counted
-together, so statistics of two runs merge by addition.
+A context is one position of the teacher's text. It has two optional attributes: a length (tokens before it) and the
+name of a task. Equal contexts are counted together, so statistics of two runs merge by addition.
 
 Contexts of one text resemble each other. Whole groups (texts) therefore go into one of 128 folds, chosen by a hash
 of the group's name alone. Intervals take a fold as one observation. A held-out group stays held out in every merge.
@@ -27,30 +26,27 @@ from draftwood.trees.statistics import RankPaths
 from draftwood.trees.topology import rank_path
 
 CALIBRATION_FORMAT: Final = "draftwood.calibration"
-CALIBRATION_VERSION: Final = 1
+CALIBRATION_VERSION: Final = 2
 FOLDS = 128
 # Fills a path's row after its last rank.
 END = 255
 # Lengths are kept in steps of 64 tokens, rounded up; step 0 is an unknown length.
 LENGTH_STEP = 64
-# Confidence is kept in 32 equal bins.
-BINS = 32
-UNKNOWN_BIN = 255
 
 # Stays within 64 bits, sums included.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Part = Literal["counted", "heldout"]
 # The last fold in every eight is held out for reports; trees are made from the others.
 HELD_FOLDS = 8
-# A context as it came in: its ranks, fold, task, confidence bin and length step.
-_Row = tuple[bytes, int, str, int, int]
+# A context as it came in: its ranks, fold, task and length step.
+_Row = tuple[bytes, int, str, int]
 
 
 class _Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The first line of a file: the models of its columns, and their number."""
 
     format: Literal["draftwood.calibration"] = CALIBRATION_FORMAT
-    version: Literal[1] = CALIBRATION_VERSION
+    version: Literal[2] = CALIBRATION_VERSION
     contexts: _Count
     # Contexts with the name of their text, and contexts of sampled text.
     grouped: _Count
@@ -74,7 +70,6 @@ class Contexts:
         counts_N: int64[N], 1 or more.
         folds_N: uint8[N], below `FOLDS`.
         tasks_N: uint8[N], index into the names of tasks.
-        bins_N: uint8[N], ``floor(confidence * BINS)`` or `UNKNOWN_BIN`.
         steps_N: uint16[N], length in steps of `LENGTH_STEP` tokens, rounded up; 0 if unknown.
     """
 
@@ -82,7 +77,6 @@ class Contexts:
     counts_N: NDArray[np.int64]
     folds_N: NDArray[np.uint8]
     tasks_N: NDArray[np.uint8]
-    bins_N: NDArray[np.uint8]
     steps_N: NDArray[np.uint16]
 
     @property
@@ -115,7 +109,7 @@ class Calibration:
 
     Example:
         >>> calibration = Calibration()
-        >>> calibration.add((0, 2), group="text 1", context=412, confidence=0.81)
+        >>> calibration.add((0, 2), group="text 1", context=412)
         >>> calibration.add((), group="text 1")
         >>> calibration.contexts.total, Calibration.from_bytes(calibration.to_bytes()) == calibration
         (2, True)
@@ -167,7 +161,6 @@ class Calibration:
         *,
         group: str | int,
         context: int | None = None,
-        confidence: float | None = None,
         task: str = "",
         sampled: bool = False,
     ) -> None:
@@ -177,7 +170,6 @@ class Calibration:
             path: its rank path, each rank below 255; empty if the truth was no candidate at all.
             group: the text it belongs to, or the number of a line that stands for itself alone.
             context: tokens in front of it, 0 or more.
-            confidence: probability of the drafter's best first candidate, 0 to 1.
             sampled: whether the text was drawn at a temperature above 0.
 
         Raises:
@@ -185,7 +177,7 @@ class Calibration:
         """
         ranks = _short(rank_path(path))
         fold = fold_of(group if isinstance(group, str) else f"#{group}")
-        self._new.append((bytes(ranks), fold, task, _bin(confidence), _step(context)))
+        self._new.append((bytes(ranks), fold, task, _step(context)))
         self._grouped += isinstance(group, str)
         self._sampled += sampled
 
@@ -212,8 +204,8 @@ class Calibration:
     def to_bytes(self) -> bytes:
         """The file: a line of JSON, then the columns; equal contents give equal bytes.
 
-        Columns of N entries: path length u1, fold u1, task u1, confidence bin u1, length step u2, count u4;
-        then the ranks of all paths in turn, u1. Little-endian.
+        Columns of N entries: path length u1, fold u1, task u1, length step u2, count u4; then the
+        ranks of all paths in turn, u1. Little-endian.
 
         Raises:
             TreeError: a count that 32 bits do not hold.
@@ -222,11 +214,11 @@ class Calibration:
         if contexts.counts_N.max(initial=0) >= 2**32:
             raise TreeError(f"calibration: a context counted {contexts.counts_N.max()} times; expected below 2^32")
         inside_ND = contexts.ranks_ND != END
-        columns = [contexts.folds_N, contexts.tasks_N, contexts.bins_N]
         payload = b"".join(
             [
                 inside_ND.sum(1, dtype=np.uint8).tobytes(),
-                *(column.tobytes() for column in columns),
+                contexts.folds_N.tobytes(),
+                contexts.tasks_N.tobytes(),
                 contexts.steps_N.astype("<u2").tobytes(),
                 contexts.counts_N.astype("<u4").tobytes(),
                 contexts.ranks_ND[inside_ND].tobytes(),
@@ -276,7 +268,7 @@ class Calibration:
 
 def _columns_of(rows: Sequence[_Row]) -> tuple[tuple[str, ...], Contexts]:
     """Names of tasks, and contexts that came in one by one as columns."""
-    ranks, folds, tasks, bins, steps = zip(*rows, strict=True)
+    ranks, folds, tasks, steps = zip(*rows, strict=True)
     names = _task_names(("",), tasks)
     index = {name: i for i, name in enumerate(names)}
     return names, Contexts(
@@ -284,7 +276,6 @@ def _columns_of(rows: Sequence[_Row]) -> tuple[tuple[str, ...], Contexts]:
         np.ones(len(rows), np.int64),
         np.array(folds, np.uint8),
         np.array([index[name] for name in tasks], np.uint8),
-        np.array(bins, np.uint8),
         np.array(steps, np.uint16),
     )
 
@@ -312,14 +303,6 @@ def fold_of(group: str) -> int:
     return int.from_bytes(hashlib.blake2b(group.encode(), digest_size=8).digest(), "little") % FOLDS
 
 
-def _bin(confidence: float | None) -> int:
-    if confidence is None:
-        return UNKNOWN_BIN
-    if not 0 <= confidence <= 1:
-        raise TreeError(f"confidence {confidence!r}: expected a probability, 0 to 1")
-    return min(int(confidence * BINS), BINS - 1)
-
-
 def _step(context: int | None) -> int:
     if context is None:
         return 0
@@ -331,7 +314,7 @@ def _step(context: int | None) -> int:
 
 def _empty() -> Contexts:
     small = np.zeros(0, np.uint8)
-    return Contexts(np.zeros((0, 0), np.uint8), np.zeros(0, np.int64), small, small, small, np.zeros(0, np.uint16))
+    return Contexts(np.zeros((0, 0), np.uint8), np.zeros(0, np.int64), small, small, np.zeros(0, np.uint16))
 
 
 def _unpack(lengths_N: NDArray[np.uint8], ranks: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -349,11 +332,10 @@ def _distinct(parts: Iterable[Contexts]) -> Contexts:
     ranks_ND = np.concatenate(padded)
     rest = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Contexts)[1:]}
     # Everything that tells contexts apart, as big-endian words: few keys sort faster than many.
-    key = np.zeros((len(ranks_ND), -(-(depth + 5) // 8) * 8), np.uint8)
-    for i, name in enumerate(("folds_N", "tasks_N", "bins_N")):
-        key[:, i] = rest[name]
-    key[:, 3:5] = rest["steps_N"].astype(">u2").view(np.uint8).reshape(-1, 2)
-    key[:, 5 : 5 + depth] = ranks_ND
+    key = np.zeros((len(ranks_ND), -(-(depth + 4) // 8) * 8), np.uint8)
+    key[:, 0], key[:, 1] = rest["folds_N"], rest["tasks_N"]
+    key[:, 2:4] = rest["steps_N"].astype(">u2").view(np.uint8).reshape(-1, 2)
+    key[:, 4 : 4 + depth] = ranks_ND
     words = key.view(">u8").astype(np.uint64)
     order_N = np.lexsort(words.T[::-1])
     words = words[order_N]
@@ -365,18 +347,17 @@ def _distinct(parts: Iterable[Contexts]) -> Contexts:
 
 def _columns(payload: bytes, header: _Columns, where: str) -> Contexts:
     rows, ranks = header.rows, header.ranks
-    if len(payload) != 10 * rows + ranks:
-        raise TreeError(f"{where}: expected {10 * rows + ranks} bytes after its first line, got {len(payload)}")
-    lengths_N, folds_N, tasks_N, bins_N = np.frombuffer(payload, np.uint8, 4 * rows).reshape(4, rows)
+    if len(payload) != 9 * rows + ranks:
+        raise TreeError(f"{where}: expected {9 * rows + ranks} bytes after its first line, got {len(payload)}")
+    lengths_N, folds_N, tasks_N = np.frombuffer(payload, np.uint8, 3 * rows).reshape(3, rows)
     if int(lengths_N.sum(dtype=np.int64)) != ranks:
         raise TreeError(f"{where}: its path lengths add up to {lengths_N.sum(dtype=np.int64)}, expected {ranks}")
     return Contexts(
-        _unpack(lengths_N, np.frombuffer(payload, np.uint8, ranks, 10 * rows)),
-        np.frombuffer(payload, "<u4", rows, 6 * rows).astype(np.int64),
+        _unpack(lengths_N, np.frombuffer(payload, np.uint8, ranks, 9 * rows)),
+        np.frombuffer(payload, "<u4", rows, 5 * rows).astype(np.int64),
         folds_N,
         tasks_N,
-        bins_N,
-        np.frombuffer(payload, "<u2", rows, 4 * rows).astype(np.uint16),
+        np.frombuffer(payload, "<u2", rows, 3 * rows).astype(np.uint16),
     )
 
 
@@ -388,7 +369,6 @@ def _check(contexts: Contexts, header: _Columns, where: str) -> None:
         and contexts.counts_N.min(initial=1) >= 1
         and contexts.folds_N.max(initial=0) < FOLDS
         and contexts.tasks_N.max(initial=0) < len(header.tasks)
-        and ((contexts.bins_N < BINS) | (contexts.bins_N == UNKNOWN_BIN)).all()
         and not (inside_ND[:, 1:] & ~inside_ND[:, :-1]).any()
     )
     if not sound:

@@ -1,8 +1,8 @@
 """Candidate gears: each has the least expected time per token for some class of contexts on one machine.
 
-A gear is a KV length and one tree per confidence class, all of equally many rows. Its step takes::
+A gear is a KV length and a tree. Its step takes::
 
-    teacher step of T rows at KV length C + draft of the trees' depth and width + host and commit
+    teacher step of T rows at KV length C + draft of the tree's depth and width + host and commit
 
 and gains F tokens, so it costs step / F a token. The cost depends on a tree only by T, its depth and its width.
 `search` knows the tree of greatest F for each such triple, so enumerating the triples minimises the ratio exactly.
@@ -16,17 +16,15 @@ Shape suffixes: G candidate gears, C length classes.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import TreeError
 from draftwood.trees.calibration import LENGTH_STEP, Contexts
-from draftwood.trees.confidence import split
 from draftwood.trees.latency import LatencyTable
 from draftwood.trees.measure import tokens
 from draftwood.trees.plan_file import Limits
@@ -36,62 +34,28 @@ from draftwood.trees.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class GearShape:
-    """One static shape: T rows at a KV length, with a tree for each confidence class."""
+    """One static shape: T rows at a KV length, with a tree of at most as many rows."""
 
     rows: int
     slots: int
-    trees: tuple[Topology, ...]
+    tree: Topology
     # In one launch.
     texts: int = 1
-
-    @property
-    def depth(self) -> int:
-        """Levels that the drafter must offer."""
-        return max(tree.depth for tree in self.trees)
-
-    @property
-    def width(self) -> int:
-        """Candidates that the drafter must offer per node."""
-        return max(tree.width for tree in self.trees)
 
 
 @dataclass(frozen=True, slots=True)
 class LengthClass:
-    """Contexts that fit the KV length `slots` but no smaller one.
-
-    Args:
-        shares: of all planned contexts.
-        contexts: one column set per confidence class.
-    """
+    """Contexts that fit the KV length `slots` but no smaller one; ``share`` is theirs of all planned contexts."""
 
     slots: int
     share: float
-    contexts: tuple[Contexts, ...]
-
-
-def equal_rows(gear: GearShape) -> GearShape:
-    """The gear with trees of equally many rows, so that one graph serves every class.
-
-    A smaller tree gets nodes that cost nothing: rows are padded anyway, and depth and width are drafted anyway.
-    """
-    rows = max(tree.rows for tree in gear.trees)
-    return replace(gear, rows=rows, trees=tuple(_filled(tree, rows, gear.depth, gear.width) for tree in gear.trees))
-
-
-def _filled(tree: Topology, rows: int, depth: int, width: int) -> Topology:
-    paths = list(tree.paths)
-    members = {(), *paths}
-    for path in itertools.chain([()], paths):  # grows while it is walked
-        for rank in range(width if len(path) < depth else 0):
-            if len(members) < rows and (*path, rank) not in members:
-                members.add((*path, rank))
-                paths.append((*path, rank))
-    return Topology.from_paths(paths)
+    contexts: Contexts
 
 
 def step_us(table: LatencyTable, gear: GearShape, length_slots: int) -> float:
     """Microseconds of a step of `gear`, all its texts together, for contexts of the length class `length_slots`."""
-    draft = 1e6 * table.draft_s(gear.depth, gear.width, gear.texts) if gear.depth else 0.0
+    tree = gear.tree
+    draft = 1e6 * table.draft_s(tree.depth, tree.width, gear.texts) if tree.depth else 0.0
     return _without_draft(table, gear.rows, gear.slots, length_slots, gear.texts) + draft
 
 
@@ -101,9 +65,7 @@ def _without_draft(table: LatencyTable, rows: int, slots: int, length_slots: int
     return 1e6 * (table.step_s(rows, read, texts) + table.host_s(texts))
 
 
-def length_classes(
-    contexts: Contexts, table: LatencyTable, nodes: int, bounds: tuple[int, ...] = ()
-) -> tuple[list[LengthClass], int]:
+def length_classes(contexts: Contexts, table: LatencyTable, nodes: int) -> tuple[list[LengthClass], int]:
     """The contexts by the KV length they need, and the number that are too long for the table.
 
     A context needs a slot for each of its tokens and for each row of the largest tree, and the spare slot. A context
@@ -127,26 +89,25 @@ def length_classes(
     for place, slots in enumerate(table.slots):
         part = contexts.where(place_N == place)
         if part.total:
-            classes.append(LengthClass(slots, part.total / fitting, split(part, bounds)))
+            classes.append(LengthClass(slots, part.total / fitting, part))
     return classes, contexts.total - fitting
 
 
 def candidates(lengths: Sequence[LengthClass], table: LatencyTable, limits: Limits, texts: int = 1) -> list[GearShape]:
     """Gears for launches of ``texts`` texts; plain decoding at the largest KV length comes first.
 
-    For each KV length there is plain decoding. For each row count there are the trees of least time per token: for each
+    For each KV length there is plain decoding. For each row count there is the tree of least time per token: for each
     length class, and for all contexts up to each class.
     """
     largest = lengths[-1].slots
-    gears = [GearShape(1, largest, (Topology.plain(),) * len(lengths[0].contexts), texts)]
+    gears = [GearShape(1, largest, Topology.plain(), texts)]
     drafts = _drafts(table, lengths, limits, texts)
     for part in [*lengths, *(_together(lengths[: i + 1]) for i in range(1, len(lengths)))]:
         searches = {
-            width: [search(c, limits.nodes, limits.depth, width) for c in part.contexts if c.total]
-            for width in {width for _, width in drafts}
+            width: search(part.contexts, limits.nodes, limits.depth, width) for width in {width for _, width in drafts}
         }
         for slots in (slots for slots in table.slots if part.slots <= slots <= largest):
-            gears.append(GearShape(1, slots, gears[0].trees, texts))
+            gears.append(GearShape(1, slots, Topology.plain(), texts))
             for rows in table.rows(slots, texts):
                 if 1 < rows <= limits.nodes + 1:
                     gears += _best_gear(part, searches, drafts, rows, slots, table, texts)
@@ -155,39 +116,33 @@ def candidates(lengths: Sequence[LengthClass], table: LatencyTable, limits: Limi
 
 def _best_gear(
     part: LengthClass,
-    searches: dict[int, list[Search]],
+    searches: dict[int, Search],
     drafts: dict[tuple[int, int], float],
     rows: int,
     slots: int,
     table: LatencyTable,
     texts: int,
 ) -> Iterator[GearShape]:
-    """The trees of least cost / F for `part` among those of `rows` rows, by enumerating depth and width."""
+    """The tree of least cost / F for `part` among those of `rows` rows, by enumerating depth and width."""
     fixed = _without_draft(table, rows, slots, part.slots, texts)
-    weights = [contexts.total for contexts in part.contexts if contexts.total]
 
     def per_token(shape: tuple[int, int]) -> float:
         depth, width = shape
-        curves = (ranked.curve(depth)[:rows] for ranked in searches[width])
-        tokens = sum(weight * float(curve[-1]) for weight, curve in zip(weights, curves, strict=True))
+        expected = float(searches[width].curve(depth)[:rows][-1])
         # Without a node worth having there is nothing to draft, and plain decoding has its own gear.
-        return (fixed + drafts[shape]) * sum(weights) / tokens if tokens > sum(weights) else math.inf
+        return (fixed + drafts[shape]) / expected if expected > 1 else math.inf
 
     depth, width = min(drafts, key=per_token, default=(0, 0))
     if depth and per_token((depth, width)) < math.inf:
-        trees = iter([ranked.tree(rows - 1, depth) for ranked in searches[width]])
-        # A class that never occurs at this length drafts nothing.
-        trees_of_classes = tuple(next(trees) if c.total else Topology.plain() for c in part.contexts)
-        yield GearShape(rows, slots, trees_of_classes, texts)
+        yield GearShape(rows, slots, searches[width].tree(rows - 1, depth), texts)
 
 
 def _drafts(
     table: LatencyTable, lengths: Sequence[LengthClass], limits: Limits, texts: int
 ) -> dict[tuple[int, int], float]:
     """Microseconds of a draft by depth and width, for the depths and widths worth looking at."""
-    contexts = [part for length in lengths for part in length.contexts]
-    deepest = min(max(part.depth for part in contexts), limits.depth or 255)
-    widest = min(max(part.width for part in contexts), limits.children or 255)
+    deepest = min(max(length.contexts.depth for length in lengths), limits.depth or 255)
+    widest = min(max(length.contexts.width for length in lengths), limits.children or 255)
     us_of_shape: dict[tuple[int, int], float] = {}
     refused: TreeError | None = None
     for depth in range(1, deepest + 1):
@@ -214,20 +169,16 @@ def _drafts(
 
 def _together(lengths: Sequence[LengthClass]) -> LengthClass:
     """Several length classes as one."""
-    merged = [
-        Contexts(*(np.concatenate([getattr(c, name) for c in same]) for name in Contexts.__dataclass_fields__))
-        for same in zip(*(length.contexts for length in lengths), strict=True)
-    ]
-    return LengthClass(lengths[-1].slots, 1.0, tuple(merged))
+    columns = (
+        np.concatenate([getattr(length.contexts, name) for length in lengths]) for name in Contexts.__dataclass_fields__
+    )
+    return LengthClass(lengths[-1].slots, 1.0, Contexts(*columns))
 
 
 def tokens_per_step(gears: Sequence[GearShape], lengths: Sequence[LengthClass]) -> NDArray[np.float64]:
     """float64[G, C]: the expected accept length of each gear in each length class, bonus counted."""
-    tokens_GC = np.zeros((len(gears), len(lengths)))
-    for place in range(len(lengths[0].contexts)):
-        for c, length in enumerate(lengths):
-            tokens_GC[:, c] += tokens(length.contexts[place], [gear.trees[place] for gear in gears])
-    return tokens_GC / [sum(part.total for part in length.contexts) for length in lengths]
+    trees = [gear.tree for gear in gears]
+    return np.stack([tokens(length.contexts, trees) / length.contexts.total for length in lengths], 1)
 
 
 def token_us(gears: Sequence[GearShape], lengths: Sequence[LengthClass], table: LatencyTable) -> NDArray[np.float64]:

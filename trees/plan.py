@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from draftwood.errors import TreeError
 from draftwood.planned import Gear, Planning, StepTime, named_gears
 from draftwood.trees.baselines import baselines
-from draftwood.trees.calibration import BINS, Calibration, Contexts
+from draftwood.trees.calibration import Calibration, Contexts
 from draftwood.trees.candidates import (
     GearShape,
     LengthClass,
     candidates,
-    equal_rows,
     length_classes,
     step_us,
     token_us,
     tokens_per_step,
 )
 from draftwood.trees.choice import Choice, choose
-from draftwood.trees.confidence import best_bounds, split
 from draftwood.trees.latency import LatencyTable
 from draftwood.trees.measure import curve, mean_of_folds, visits
 from draftwood.trees.occupancy import Occupancy, OccupancyCost
@@ -34,18 +32,6 @@ from draftwood.trees.prior import counted_prior
 from draftwood.trees.rivals import rivals
 from draftwood.trees.search import Search, search
 from draftwood.trees.topology import Topology
-
-
-@dataclass(frozen=True, slots=True)
-class _Contexts:
-    """The contexts for making trees and for reporting, and the confidence bins that split both into classes."""
-
-    counted: Contexts
-    heldout: Contexts
-    bounds: tuple[int, ...]
-
-    def of_class(self, place: int) -> tuple[Contexts, Contexts]:
-        return split(self.counted, self.bounds)[place], split(self.heldout, self.bounds)[place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +59,15 @@ class _Chosen:
         return np.array([length.share for length in self.lengths])
 
 
-# Planned trees by confidence class and topology.
-Trees = dict[tuple[int, Topology], PlannedTree]
+# Contexts that trees are made from, and those that figures are reported for.
+Parts = tuple[Contexts, Contexts]
+Trees = dict[Topology, PlannedTree]
 
 
 def make_plan(
     calibration: Calibration,
     limits: Limits,
     table: LatencyTable | None = None,
-    classes: int = 1,
     sampled: Calibration | None = None,
     occupancy: Occupancy | None = None,
 ) -> Plan:
@@ -101,13 +87,13 @@ def make_plan(
     counted, heldout = both.part("counted"), both.part("heldout")
     _check(both, counted, limits)
     best = search(counted, limits.nodes, limits.depth, limits.children)
-    parts = _Contexts(counted, heldout, best_bounds(counted, classes, limits.nodes, limits.depth, limits.children))
-    chosen = _choose(parts, table, limits, occupancy or Occupancy.even(max(table.texts))) if table else None
-    gear_shapes = chosen.gears if chosen else _by_size(split(counted, parts.bounds), limits)
-    shapes = [equal_rows(shape) for shape in gear_shapes]
+    parts = counted, heldout
+    chosen = _choose(counted, table, limits, occupancy or Occupancy.even(max(table.texts))) if table else None
+    # A graph is built for a tree's own rows, whatever row count of the table they were costed at.
+    shapes = [replace(shape, rows=shape.tree.rows) for shape in (chosen.gears if chosen else _by_size(best, limits))]
     trees = _named_trees(shapes, parts)
     gears = _gears(shapes, trees) if table else ()
-    topologies = {tree.name: topology for (_, topology), tree in trees.items()}
+    topologies = {tree.name: topology for topology, tree in trees.items()}
     return Plan(
         contexts={"counted": counted.total, "heldout": heldout.total},
         grouped=both.grouped,
@@ -115,15 +101,14 @@ def make_plan(
         trees=tuple(trees.values()),
         gears=gears,
         planning=Planning(
-            bounds=tuple(bound / BINS for bound in parts.bounds),
-            greedy=counted_prior(calibration.part("counted"), topologies, parts.bounds),
-            sampled=counted_prior(sampled.part("counted"), topologies, parts.bounds) if sampled else None,
+            greedy=counted_prior(calibration.part("counted"), topologies),
+            sampled=counted_prior(sampled.part("counted"), topologies) if sampled else None,
             times=tuple(_times(gears, trees, table)) if table else (),
         ),
-        cost=_cost(chosen, _names(shapes, gears, trees), parts, table, limits) if chosen and table else None,
+        cost=_cost(chosen, _names(shapes, gears, trees), heldout, table, limits) if chosen and table else None,
         curve=_padded(best.curve(), limits.nodes),
         curve_heldout=_padded(curve(heldout, best.paths(limits.nodes)), limits.nodes) if heldout.total else (),
-        baselines=tuple(_baselines(max(shape.rows for shape in shapes) - 1, best, parts, table, limits)),
+        baselines=tuple(_baselines(max(shape.rows for shape in shapes) - 1, parts, table, limits)),
     )
 
 
@@ -150,20 +135,18 @@ def _padded(curve: NDArray[np.float64], nodes: int) -> tuple[float, ...]:
     return tuple(np.pad(curve, (0, nodes + 1 - len(curve)), mode="edge").tolist())
 
 
-def _by_size(classes: Sequence[Contexts], limits: Limits) -> list[GearShape]:
+def _by_size(best: Search, limits: Limits) -> list[GearShape]:
     """Plain decoding and the best trees of `limits.nodes` nodes, of half as many and so on, without KV lengths."""
-    gears = [GearShape(1, 0, (Topology.plain(),) * len(classes))]
-    searches = [search(part, limits.nodes, limits.depth, limits.children) for part in classes]
-    nodes = limits.nodes
+    gears, nodes = [GearShape(1, 0, Topology.plain())], limits.nodes
     while nodes and len(gears) < limits.gears:
-        trees = tuple(part.tree(nodes) for part in searches)
-        gears.append(GearShape(max(tree.rows for tree in trees), 0, trees))
-        nodes = (gears[-1].rows - 1) // 2
+        tree = best.tree(nodes)
+        gears.append(GearShape(tree.rows, 0, tree))
+        nodes = tree.nodes // 2
     return list(dict.fromkeys(gears))
 
 
-def _choose(parts: _Contexts, table: LatencyTable, limits: Limits, occupancy: Occupancy) -> _Chosen:
-    lengths, too_long = length_classes(parts.counted, table, limits.nodes, parts.bounds)
+def _choose(counted: Contexts, table: LatencyTable, limits: Limits, occupancy: Occupancy) -> _Chosen:
+    lengths, too_long = length_classes(counted, table, limits.nodes)
     by_texts = [candidates(lengths, table, limits, texts) for texts in table.texts]
     # Plain batches come first: they are always included.
     options = [gears[0] for gears in by_texts] + [gear for gears in by_texts for gear in gears[1:]]
@@ -180,27 +163,19 @@ def spread(us_GL: NDArray[np.float64], texts: Sequence[int], sizes: Sequence[int
     return np.where(own_GB[:, None, :], us_GL[:, :, None], np.inf).reshape(len(us_GL), -1)
 
 
-def _named_trees(shapes: Sequence[GearShape], parts: _Contexts) -> Trees:
-    """Every distinct tree, by confidence class and topology; plain decoding is one for all classes."""
+def _named_trees(shapes: Sequence[GearShape], parts: Parts) -> Trees:
+    """Every distinct tree."""
     planned: Trees = {}
-    names: set[str] = set()
-    for shape in shapes:
-        for place, tree in enumerate(shape.trees):
-            key = (place if tree.nodes else 0, tree)
-            if key in planned:
-                continue
-            name = _name(shape.rows, place, len(shape.trees), names) if tree.nodes else "plain"
-            names.add(name)
-            contexts = parts.of_class(place) if tree.nodes else (parts.counted, parts.heldout)
-            planned[key] = _planned_tree(name, tree, key[0], contexts)
+    for tree in dict.fromkeys(shape.tree for shape in shapes):
+        taken = {other.name for other in planned.values()}
+        planned[tree] = _planned_tree(_name(tree.rows, taken) if tree.nodes else "plain", tree, parts)
     return planned
 
 
-def _planned_tree(name: str, tree: Topology, confidence_class: int, own: tuple[Contexts, Contexts]) -> PlannedTree:
-    counted_FT, heldout_FT = (visits(contexts, tree) for contexts in own)
+def _planned_tree(name: str, tree: Topology, parts: Parts) -> PlannedTree:
+    counted_FT, heldout_FT = (visits(contexts, tree) for contexts in parts)
     return PlannedTree(
         name=name,
-        confidence_class=confidence_class,
         paths=tree.paths,
         promise=_promise(counted_FT, heldout_FT),
         counted_shares=_shares(counted_FT),
@@ -210,7 +185,7 @@ def _planned_tree(name: str, tree: Topology, confidence_class: int, own: tuple[C
 
 def _promise(counted_FT: NDArray[np.float64], heldout_FT: NDArray[np.float64]) -> Promise:
     counted, heldout = (mean_of_folds(gained_FT.sum(1), gained_FT[:, 0]) for gained_FT in (counted_FT, heldout_FT))
-    assert counted is not None, "no class is empty"
+    assert counted is not None, "something was counted"
     return Promise(counted=counted, heldout=heldout)
 
 
@@ -218,64 +193,58 @@ def _shares(visits_FT: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(round(float(share), 6) for share in visits_FT.sum(0)[1:] / visits_FT[:, 0].sum())
 
 
-def _name(rows: int, place: int, classes: int, taken: set[str]) -> str:
-    name = f"planned-{rows}" + (f"-class-{place}" if classes > 1 else "")
+def _name(rows: int, taken: set[str]) -> str:
+    name = f"planned-{rows}"
     return next(option for option in (name, *(f"{name}-{i}" for i in range(2, 999))) if option not in taken)
-
-
-def _tree_names(shape: GearShape, trees: Trees) -> tuple[str, ...]:
-    if shape.rows == 1:
-        return ("plain",)
-    return tuple(trees[place if tree.nodes else 0, tree].name for place, tree in enumerate(shape.trees))
 
 
 def _gears(shapes: Sequence[GearShape], trees: Trees) -> tuple[Gear, ...]:
     """Plain decoding at each KV length, then gears that draft; one gear serves all numbers of texts with its trees."""
-    together: dict[tuple[tuple[str, ...], int], set[int]] = {}
+    together: dict[tuple[str, int], set[int]] = {}
     every = {shape.texts for shape in shapes}
     for slots in sorted({shape.slots for shape in shapes}):
-        together[("plain",), slots] = set(every)
+        together["plain", slots] = set(every)
     for shape in (shape for shape in shapes if shape.rows > 1):
-        together.setdefault((_tree_names(shape, trees), shape.slots), set()).add(shape.texts)
-    named = named_gears(together)
+        together.setdefault((trees[shape.tree].name, shape.slots), set()).add(shape.texts)
     return tuple(
-        replace(gear, texts=tuple(sorted(texts))) for gear, texts in zip(named, together.values(), strict=True)
+        msgspec.structs.replace(gear, texts=tuple(sorted(texts)))
+        for gear, texts in zip(named_gears(together), together.values(), strict=True)
     )
 
 
 def _names(shapes: Sequence[GearShape], gears: Sequence[Gear], trees: Trees) -> list[str]:
     """The name of each shape's gear."""
-    names = {(gear.trees, gear.slots): gear.name for gear in gears}
-    return [names[_tree_names(shape, trees), shape.slots] for shape in shapes]
+    names = {(gear.tree, gear.slots): gear.name for gear in gears}
+    return [names[trees[shape.tree].name, shape.slots] for shape in shapes]
 
 
 def _times(gears: Sequence[Gear], trees: Trees, table: LatencyTable) -> Iterable[StepTime]:
     """The step time of each gear, by number of texts and by each KV length of the table that the texts fill."""
-    topologies = {tree.name: topology for (_, topology), tree in trees.items()} | {"plain": Topology.plain()}
+    topologies = {tree.name: topology for topology, tree in trees.items()}
     for gear, texts in itertools.product(gears, table.texts):
-        trees_of_gear = tuple(topologies[name] for name in gear.trees)
-        shape = GearShape(trees_of_gear[0].rows, gear.slots, trees_of_gear, texts)
+        tree = topologies[gear.tree]
+        shape = GearShape(tree.rows, gear.slots, tree, texts)
         if shape.rows > max(table.rows(gear.slots, texts)):
             continue
         for slots in (slots for slots in table.slots if slots <= gear.slots):
             yield StepTime(gear=gear.name, length=slots, us=round(step_us(table, shape, slots), 3), texts=texts)
 
 
-def _cost(chosen: _Chosen, names: Sequence[str], parts: _Contexts, table: LatencyTable, limits: Limits) -> Cost:
+def _cost(chosen: _Chosen, names: Sequence[str], heldout: Contexts, table: LatencyTable, limits: Limits) -> Cost:
     """The cost of the chosen gears, whose names are ``names``."""
     service = chosen.service
     # Plain decoding, too, picks the KV length and the launches.
     plain_C = chosen.best_C(g for g, gear in enumerate(chosen.options) if gear.rows == 1)
     served = tuple(_served(chosen, names, plain_C))
-    heldout, plain_heldout = _on_heldout(chosen, served, names, plain_C, parts, table, limits)
+    heldout_us, plain_heldout_us = _on_heldout(chosen, served, names, plain_C, heldout, table, limits)
     return Cost(
         us_per_token=chosen.choice.time,
         plain_us_per_token=service.cost(plain_C),
         bound=chosen.choice.bound,
         exact=chosen.choice.exact,
         candidates=len(chosen.options),
-        heldout=heldout,
-        plain_heldout=plain_heldout,
+        heldout=heldout_us,
+        plain_heldout=plain_heldout_us,
         too_long=chosen.too_long,
         source=table.source,
         served=served,
@@ -307,13 +276,13 @@ def _on_heldout(
     served: Sequence[Served],
     names: Sequence[str],
     plain_C: NDArray[np.float64],
-    parts: _Contexts,
+    heldout: Contexts,
     table: LatencyTable,
     limits: Limits,
 ) -> tuple[float | None, float | None]:
     """Mean time per token on held-out contexts: of the planned launches, and of plain decoding."""
     try:
-        every, _ = length_classes(parts.heldout, table, limits.nodes, parts.bounds)
+        every, _ = length_classes(heldout, table, limits.nodes)
     except TreeError:  # no held-out context fits
         return None, None
     planned = {length.slots for length in chosen.lengths}
@@ -367,28 +336,24 @@ def _stairs(chosen: _Chosen, table: LatencyTable) -> tuple[Stair, ...]:
     return tuple(best[key] for key in sorted(best))
 
 
-def _baselines(
-    nodes: int, best: Search, parts: _Contexts, table: LatencyTable | None, limits: Limits
-) -> Iterable[Baseline]:
+def _baselines(nodes: int, parts: Parts, table: LatencyTable | None, limits: Limits) -> Iterable[Baseline]:
     """Trees of other methods, of at most as many nodes as the largest planned one."""
     nodes = nodes or limits.nodes
-    others = baselines(parts.counted, nodes, limits.depth, limits.children)
-    if parts.bounds:
-        others["one-tree"] = best.tree(nodes)
-    for name, tree in others.items():
+    counted, heldout = parts
+    for name, tree in baselines(counted, nodes, limits.depth, limits.children).items():
         yield Baseline(
             name=name,
             nodes=tree.nodes,
             depth=tree.depth,
-            promise=_promise(visits(parts.counted, tree), visits(parts.heldout, tree)),
-            us_per_token=_alone(tree, parts.counted, table, limits) if table else None,
+            promise=_promise(visits(counted, tree), visits(heldout, tree)),
+            us_per_token=_alone(tree, counted, table, limits) if table else None,
         )
 
 
 def _alone(tree: Topology, counted: Contexts, table: LatencyTable, limits: Limits) -> float | None:
     """Time per token of `tree` on counted contexts, each at the KV length it needs."""
     lengths, _ = length_classes(counted, table, limits.nodes)
-    gears = [GearShape(tree.rows, length.slots, (tree,)) for length in lengths]
+    gears = [GearShape(tree.rows, length.slots, tree) for length in lengths]
     try:
         us_GC = token_us(gears, lengths, table)
     except TreeError:  # the table has no step or draft that large

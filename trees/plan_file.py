@@ -15,7 +15,7 @@ from draftwood.trees._json import read_form
 from draftwood.trees.topology import Topology
 
 PLAN_FORMAT: Final = "draftwood.plan"
-PLAN_VERSION: Final = 4
+PLAN_VERSION: Final = 5
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,11 +49,10 @@ class Promise(FrozenFields, frozen=True):
 
 
 class PlannedTree(FrozenFields, frozen=True):
-    """A tree's rank paths, its confidence class, and its expected accept length there. ``counted_shares`` and
-    ``heldout_shares`` are parallel to the paths: the share of contexts through each node."""
+    """A tree's rank paths, and its expected accept length. ``counted_shares`` and ``heldout_shares`` are parallel to
+    the paths: the share of contexts through each node."""
 
     name: Name
-    confidence_class: int
     paths: tuple[tuple[int, ...], ...]
     promise: Promise
     counted_shares: tuple[float, ...]
@@ -151,7 +150,7 @@ class Plan(FrozenFields, frozen=True, kw_only=True):
     """
 
     format: Literal["draftwood.plan"] = PLAN_FORMAT
-    version: Literal[4] = PLAN_VERSION
+    version: Literal[5] = PLAN_VERSION
     contexts: dict[str, int]
     grouped: bool
     limits: Limits
@@ -168,12 +167,8 @@ class Plan(FrozenFields, frozen=True, kw_only=True):
         if not rows or len(rows) < len(self.trees):
             raise ValueError("trees: expected one or more, each with a name of its own")
         for gear in self.gears:
-            if not set(gear.trees) <= set(rows) or len({rows[name] for name in gear.trees}) != 1:
-                raise ValueError(
-                    f"gear {gear.name}: expected trees of this plan of equally many rows, got {gear.trees}"
-                )
-            if rows[gear.tree] > 1 and len(gear.trees) != len(self.planning.bounds) + 1:
-                raise ValueError(f"gear {gear.name}: expected a tree for each of the confidence classes")
+            if gear.tree not in rows:
+                raise ValueError(f"gear {gear.name}: expected a tree of this plan, got {gear.tree}")
         names = {gear.name for gear in self.gears}
         plain = {gear.slots for gear in self.gears if rows[gear.tree] == 1}
         if len(names) < len(self.gears) or {gear.slots for gear in self.gears} != plain:

@@ -13,7 +13,6 @@ import numpy as np
 
 from draftwood.planned import LengthEase, Prior, log_odds
 from draftwood.trees.calibration import LENGTH_STEP, Contexts
-from draftwood.trees.confidence import split
 from draftwood.trees.measure import visits
 from draftwood.trees.topology import Topology
 
@@ -25,13 +24,10 @@ ENOUGH = 16
 _FIRST = Topology.chain(1)
 
 
-def counted_prior(contexts: Contexts, trees: Mapping[str, Topology], bounds: tuple[int, ...]) -> Prior:
-    """The prior of contexts for ``trees`` by name; ``bounds`` are the confidence bins where classes begin."""
-    parts = split(contexts, bounds)
-    total = sum(part.total for part in parts)
+def counted_prior(contexts: Contexts, trees: Mapping[str, Topology]) -> Prior:
+    """The prior of contexts for ``trees`` by name."""
     return Prior(
-        confidence=tuple(_share(part.total, total, 1 / len(parts)) for part in parts),
-        reached={name: tuple(_reached(part, tree) for part in parts) for name, tree in trees.items() if tree.nodes},
+        reached={name: _reached(contexts, tree) for name, tree in trees.items() if tree.nodes},
         first=_reached(contexts, _FIRST)[0],
         lengths=tuple(_by_length(contexts)),
     )
@@ -41,7 +37,7 @@ def _reached(contexts: Contexts, tree: Topology) -> tuple[float, ...]:
     """The share of contexts that come to each level of a tree."""
     visits_T = visits(contexts, tree).sum(0)
     by_level = np.bincount(tree.depths, visits_T, tree.depth + 1)
-    return tuple(_share(level, visits_T[0]) for level in by_level[1:])
+    return tuple(round(float(level / visits_T[0]), 6) if visits_T[0] else 0.0 for level in by_level[1:])
 
 
 def _by_length(contexts: Contexts) -> Iterator[LengthEase]:
@@ -58,7 +54,3 @@ def _by_length(contexts: Contexts) -> Iterator[LengthEase]:
         texts = float(np.minimum(visits_FT[:, 0] / ENOUGH, 1).sum())
         ease = log_odds(visits_FT[:, 1].sum() / visits_FT[:, 0].sum()) - log_odds(_reached(known, _FIRST)[0])
         yield LengthEase(tokens=LENGTHS[octave], ease=round(ease * texts / (texts + 1), 6))
-
-
-def _share(count: float, total: float, otherwise: float = 0.0) -> float:
-    return round(float(count / total), 6) if total else otherwise

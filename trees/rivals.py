@@ -69,11 +69,8 @@ def _chains(
     lengths: Sequence[LengthClass], service: OccupancyCost, table: LatencyTable, limits: Limits
 ) -> NDArray[np.float64]:
     """float64[L, B] of the best chain for each length class and number of texts."""
-    deepest = min(
-        limits.depth or limits.nodes, limits.nodes, max(c.depth for length in lengths for c in length.contexts)
-    )
-    trees = [(Topology.chain(depth),) * len(lengths[0].contexts) for depth in range(1, deepest + 1)]
-    return _repeated(lengths, trees, service, table)
+    deepest = min(limits.depth or limits.nodes, limits.nodes, max(length.contexts.depth for length in lengths))
+    return _repeated(lengths, [Topology.chain(depth) for depth in range(1, deepest + 1)], service, table)
 
 
 def _single(
@@ -87,21 +84,18 @@ def _single(
     """float64[L, B] of the trees that are planned for one text alone."""
     alone = [g for g, gear in enumerate(options) if gear.texts == 1]
     choice = choose(us_GL[alone], service.shares_L, limits.gears)
-    trees = [options[alone[g]].trees for g in choice.gears if options[alone[g]].rows > 1]
+    trees = [options[alone[g]].tree for g in choice.gears if options[alone[g]].rows > 1]
     return _repeated(lengths, trees, service, table)
 
 
 def _repeated(
-    lengths: Sequence[LengthClass], trees: Sequence[tuple[Topology, ...]], service: OccupancyCost, table: LatencyTable
+    lengths: Sequence[LengthClass], trees: Sequence[Topology], service: OccupancyCost, table: LatencyTable
 ) -> NDArray[np.float64]:
     """float64[L, B] of the best of some trees, for every number of texts, at the KV length that each class needs."""
     us_LB = np.full((len(lengths), len(service.sizes)), np.inf)
     for place, texts in enumerate(service.sizes):
-        for trees_of_classes in trees:
-            gears = [
-                GearShape(max(tree.rows for tree in trees_of_classes), length.slots, trees_of_classes, texts)
-                for length in lengths
-            ]
+        for tree in trees:
+            gears = [GearShape(tree.rows, length.slots, tree, texts) for length in lengths]
             try:
                 us_L = token_us(gears, lengths, table).diagonal()
             except TreeError:  # the table has no step or draft that large

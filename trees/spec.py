@@ -101,7 +101,7 @@ def read_specs(text: str) -> Specs:
         )
     gears = _own_gears(trees, plans[0])
     lengths = sorted({gear.slots for gear in gears})
-    gears += named_gears(((name,), slots) for name in looked_up for slots in lengths)
+    gears += named_gears((name, slots) for name in looked_up for slots in lengths)
     return Specs(trees, gears, plans[0].planning if len(plans) == 1 else None)
 
 
@@ -109,10 +109,7 @@ def _own_gears(trees: tuple[tuple[str, Topology | Budget], ...], plan: Plan) -> 
     """The plan's gears with the names that its trees have in ``trees``; equal trees share a name."""
     names: dict[Topology | Budget, str] = {tree: name for name, tree in trees}
     name_of_tree = {tree.name: names[tree.topology] for tree in plan.trees}
-    return tuple(
-        replace(gear, tree=name_of_tree[gear.tree], class_trees=tuple(name_of_tree[name] for name in gear.class_trees))
-        for gear in plan.gears
-    )
+    return tuple(replace(gear, tree=name_of_tree[gear.tree]) for gear in plan.gears)
 
 
 def parse_specs(text: str) -> list[tuple[str, Topology | Budget]]:

@@ -66,9 +66,8 @@ class BuildRequest:
     @property
     def shapes(self) -> Shapes:
         """The shapes that steps are made for."""
-        gears = self.gears or named_gears(((name,), slots) for name, _ in self.trees for slots in self.slots)
-        bounds = self.plan.bounds if self.plan else ()
-        return Shapes(self.trees, self.slots, self.prefill_rows, gears, self.bitwise, bounds, self.whole, self.texts)
+        gears = self.gears or named_gears((name, slots) for name, _ in self.trees for slots in self.slots)
+        return Shapes(self.trees, self.slots, self.prefill_rows, gears, self.bitwise, self.whole, self.texts)
 
     @property
     def planning(self) -> Planning | None:
@@ -110,9 +109,9 @@ def check_request(request: BuildRequest, out: Path) -> None:
         )
     trees = dict(request.trees)
     for gear in request.shapes.gears:
-        for name in gear.trees:
-            if trees[name].rows + trees[name].depth + 1 >= gear.slots:
-                raise TreeError(f"tree {name}: {trees[name].rows} rows do not fit KV length {gear.slots}; raise --kv")
+        tree = trees[gear.tree]
+        if tree.rows + tree.depth + 1 >= gear.slots:
+            raise TreeError(f"tree {gear.tree}: {tree.rows} rows do not fit KV length {gear.slots}; raise --kv")
 
 
 def _check_corpus(request: BuildRequest) -> None:

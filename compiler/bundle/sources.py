@@ -89,12 +89,6 @@ def check_fit(request: BuildRequest, sources: Sources) -> None:
                 raise RequestError(
                     f"--ranks {request.ranks}: the drafter is quantised; expected plain weights, or one rank"
                 )
-    for gear in request.shapes.gears:
-        if drafter is not None and len({drafter.draft_name(name) for name in gear.trees}) > 1:
-            raise TreeError(
-                f"gear of {', '.join(gear.trees)}: this drafter has a graph for each tree, so it cannot choose one by"
-                " its own confidence; plan with --classes 1"
-            )
     for name, tree in request.shapes.drafted:
         if drafter is not None:
             check_tree(drafter, name, tree, config)

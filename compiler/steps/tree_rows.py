@@ -5,30 +5,24 @@ On the host `draftwood.runtime.speculation.drafting` does the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from draftwood.trees import Topology, TreeBuffers, tensorize
+from draftwood.trees import Topology, tensorize
 
-# T rows, M = T - 1 draft nodes, C confidence classes, I levels, K candidates
+# T rows, M = T - 1 draft nodes, I levels, K candidates
 
 
 class TreeRows(NamedTuple):
-    """A tree to verify: the rows' tokens, parents and depths int64 [T], and the rows that each sees, bool [T, T].
-
-    ``chosen`` int64 [1] is the confidence class whose tree it is, if there are several.
-    """
+    """A tree to verify: the rows' tokens, parents and depths int64 [T], and the rows that each sees, bool [T, T]."""
 
     tokens: Tensor
     parents: Tensor
     depths: Tensor
     visible: Tensor
-    chosen: Tensor | None = None
 
 
 class PlainRows(nn.Module):
@@ -54,44 +48,26 @@ class BudgetRows(nn.Module):
 
 
 class FixedRows(nn.Module):
-    """One of the trees of equally many rows that a gear has, by the confidence that their ``bounds`` divide.
+    """A tree of a fixed shape. If levels are ranked, ``candidates`` a level, a node's token stands at its depth and
+    rank."""
 
-    If levels are ranked, ``candidates`` a level, a node's token stands at its depth and rank.
-    """
+    parents_T: Tensor
+    depths_T: Tensor
+    visible_TT: Tensor
+    place_M: Tensor
 
-    parents_CT: Tensor
-    depths_CT: Tensor
-    visible_CTT: Tensor
-    place_CM: Tensor
-    bounds_C: Tensor
-
-    def __init__(self, trees: Sequence[Topology], bounds: Sequence[float], candidates: int) -> None:
+    def __init__(self, tree: Topology, candidates: int) -> None:
         super().__init__()
-        buffers, self.ranked = [tensorize(tree) for tree in trees], bool(candidates)
+        buffers, self.ranked = tensorize(tree), bool(candidates)
         tables = {
-            "parents_CT": _stacked(buffers, lambda tree: tree.parents),
-            "depths_CT": _stacked(buffers, lambda tree: tree.depths),
-            "visible_CTT": _stacked(buffers, lambda tree: tree.mask),
-            "place_CM": _stacked(buffers, lambda tree: (tree.depths[1:] - 1) * candidates + tree.ranks[1:]),
-            "bounds_C": torch.tensor(bounds, dtype=torch.float32),
+            "parents_T": buffers.parents,
+            "depths_T": buffers.depths,
+            "visible_TT": buffers.mask,
+            "place_M": (buffers.depths[1:] - 1) * candidates + buffers.ranks[1:],
         }
         for name, table in tables.items():
-            self.register_buffer(name, table, persistent=False)
+            self.register_buffer(name, torch.from_numpy(table.copy()), persistent=False)
 
     def forward(self, root_1: Tensor, drafted: Mapping[str, Tensor]) -> TreeRows:
-        chosen = self._class(drafted["scores"]) if len(self.bounds_C) else None
-        parents, depths, visible, place_M = (
-            table.index_select(0, chosen).squeeze(0) if chosen is not None else table.squeeze(0)
-            for table in (self.parents_CT, self.depths_CT, self.visible_CTT, self.place_CM)
-        )
-        nodes_M = drafted["candidates"].flatten().index_select(0, place_M) if self.ranked else drafted["drafted"]
-        return TreeRows(torch.cat((root_1, nodes_M)), parents, depths, visible, chosen)
-
-    def _class(self, scores: Tensor) -> Tensor:
-        """The place of the best first candidate's probability among the bounds, int64 [1]."""
-        best_1 = scores.flatten()[:1].float().clamp(max=0.0)
-        return (best_1.exp() >= self.bounds_C).sum(0, keepdim=True)
-
-
-def _stacked(trees: Sequence[TreeBuffers], table: Callable[[TreeBuffers], NDArray]) -> Tensor:
-    return torch.from_numpy(np.stack([table(tree) for tree in trees]))
+        nodes_M = drafted["candidates"].flatten().index_select(0, self.place_M) if self.ranked else drafted["drafted"]
+        return TreeRows(torch.cat((root_1, nodes_M)), self.parents_T, self.depths_T, self.visible_TT)

@@ -50,7 +50,7 @@ class WholeStep(nn.Module):
         verified = _ran(self.parts.verify, values | tree)
         accepted = _ran(self.parts.accept, values | tree | verified)
         accepted["path.out"] = accepted.pop("path")
-        results |= verified | accepted | ({"class": rows.chosen} if rows.chosen is not None else {})
+        results |= verified | accepted
         return tuple(results[spec.name] for spec in self.signature.outputs)
 
     def _drafted(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -114,11 +114,9 @@ def _outputs(parts: WholeParts) -> list[TensorSignature]:
     """The outputs of draft and acceptance that the host must know; then those that stay on the device."""
     draft, verify, accept = parts.draft, parts.verify.signature, parts.accept.signature
     reported = [spec for spec in draft.signature.outputs if spec.name in TOLD] if draft else []
-    classes = len(getattr(parts.rows, "bounds_C", ()))
     reads = {LOGITS.name, NEXT_BRANCH.name} | {spec.name for spec in accept.inputs if spec.name == "features"}
     return [
         *reported,
-        *([tensor("class", "int64", 1)] if classes else []),
         *(_named(spec, "path.out" if spec.name == "path" else spec.name) for spec in accept.outputs),
         *(spec for spec in verify.outputs if spec.name in reads),
     ]

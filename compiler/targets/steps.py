@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
@@ -35,8 +35,6 @@ class Shapes:
     prefill_rows: tuple[int, ...]
     gears: tuple[Gear, ...]
     bitwise: bool = False
-    # Divide the confidence classes of gears that have several trees.
-    bounds: tuple[float, ...] = ()
     # Also a graph for the whole step of a gear, if the target has such graphs.
     whole: bool = False
     # The most texts of one launch, if the target has graphs for several.
@@ -68,7 +66,7 @@ def static_steps(
     for slots in shapes.slots:
         steps += [prefill_step(decoder, sizes, r, slots, form) for r in shapes.prefill_rows if r < slots]
         steps.append(verify_step(decoder, sizes, decode_rows, slots, form, decode=True))
-        rows = {rows_of[gear.trees[0]] for gear in shapes.gears if gear.slots == slots}
+        rows = {rows_of[gear.tree] for gear in shapes.gears if gear.slots == slots}
         steps += [verify_step(decoder, sizes, r, slots, form, decode=False) for r in sorted(rows - {1})]
     return steps
 
@@ -78,7 +76,7 @@ def accept_steps(
 ) -> list[Step]:
     """Acceptance, greedy and sampled, for every number of rows that the static steps verify."""
     rows_of = {name: tree.rows for name, tree in shapes.trees}
-    rows = {decode_rows, *(rows_of[gear.trees[0]] for gear in shapes.gears)} - ({1} if decode_rows > 1 else set())
+    rows = {decode_rows, *(rows_of[gear.tree] for gear in shapes.gears)} - ({1} if decode_rows > 1 else set())
     features = decoder.feature_width if drafter else 0
     rows_read = drafter.rows_read(sizes.path_rows) if drafter else 0
     vocabulary = decoder.config.vocabulary
@@ -92,7 +90,7 @@ def texts_steps(
     """The static steps of several texts: verification and acceptance. Verification is for every KV length, and for the
     rows of each gear there and of a plain step."""
     rows_of = {name: tree.rows for name, tree in shapes.trees}
-    rows = {s: {decode_rows} | {rows_of[g.trees[0]] for g in shapes.gears if g.slots == s} - {1} for s in shapes.slots}
+    rows = {s: {decode_rows} | {rows_of[g.tree] for g in shapes.gears if g.slots == s} - {1} for s in shapes.slots}
     features, rows_read = (decoder.feature_width, drafter.rows_read(sizes.path_rows)) if drafter else (0, 0)
     vocabulary, steps = decoder.config.vocabulary, list[Step]()
     for texts in shapes.batches:
@@ -127,42 +125,34 @@ def whole_steps(
     accepts = {s.signature.name: s for s in accept_steps(shapes, sizes, decoder, drafter, decode_rows)}
     whole = []
     for gear in shapes.gears:
-        trees_of_gear = [trees[tree] for tree in gear.trees]
-        if isinstance(trees_of_gear[0], Lookup):  # the host drafts
+        tree = trees[gear.tree]
+        if isinstance(tree, Lookup):  # the host drafts
             continue
-        draft = _draft_of(gear, drafts, drafter) if trees_of_gear[0].rows > 1 else None
-        kind, rows = ("verify", trees_of_gear[0].rows) if trees_of_gear[0].rows > 1 else ("decode", decode_rows)
+        draft = _draft_of(gear, drafts, drafter) if tree.rows > 1 else None
+        kind, rows = ("verify", tree.rows) if tree.rows > 1 else ("decode", decode_rows)
         verify = next(
             s for s in steps if (s.signature.kind, s.signature.slots) == (kind, gear.slots) and s.signature.rows == rows
         )
         for draws in get_args(Draws):
-            parts = WholeParts(
-                draft, _rows(trees_of_gear, draft, shapes.bounds, rows), verify, accepts[accept_name(draws, rows)]
-            )
+            parts = WholeParts(draft, _rows(tree, draft, rows), verify, accepts[accept_name(draws, rows)])
             whole.append(whole_step(gear.name, draws, parts, decoder.config.vocabulary))
     return whole
 
 
 def _draft_of(gear: Gear, drafts: Mapping[str, Step], drafter: DraftModel | None) -> Step:
     assert drafter is not None, "a tree is drafted"
-    name = drafter.draft_name(gear.trees[0])
+    name = drafter.draft_name(gear.tree)
     return drafts.get(f"{name}-kv{gear.slots}") or drafts[name]
 
 
-def _rows(trees: Sequence[Topology | Budget], draft: Step | None, bounds: tuple[float, ...], rows: int) -> nn.Module:
+def _rows(tree: Topology | Budget, draft: Step | None, rows: int) -> nn.Module:
     """The module that turns a gear's draft into rows."""
     if draft is None:
         return PlainRows(rows)
-    fixed = [tree for tree in trees if isinstance(tree, Topology)]
-    ranked = next((spec for spec in draft.signature.outputs if spec.name == "candidates"), None)
-    if not fixed:
+    if not isinstance(tree, Topology):
         return BudgetRows()
-    # A draft step of its own for every tree drafts the first: there are no classes.
-    return (
-        FixedRows(fixed, bounds if len(fixed) > 1 else (), int(ranked.shape[1]))
-        if ranked
-        else FixedRows(fixed[:1], (), 0)
-    )
+    ranked = next((spec for spec in draft.signature.outputs if spec.name == "candidates"), None)
+    return FixedRows(tree, int(ranked.shape[1]) if ranked else 0)
 
 
 def rebuild_drafts(
@@ -192,8 +182,7 @@ def rebuild_wholes(
     branch = next(int(spec.shape[2]) for spec in decode.inputs if spec.name == "branch")
     sizes = StepSizes(branch_rows=branch, path_rows=manifest.dims.path_rows, dtype=graphs.precision.activations)
     slots = tuple(sorted({gear.slots for gear in manifest.gears}))
-    bounds = tuple(manifest.planning.bounds) if manifest.planning else ()
-    shapes = Shapes(manifest_trees(manifest, topologies), slots, (), manifest.gears, bounds=bounds)
+    shapes = Shapes(manifest_trees(manifest, topologies), slots, (), manifest.gears)
     drafter = drafter_of(manifest.drafter) if manifest.drafter else None
     steps = whole_steps(shapes, sizes, drafter, modules, decode.rows)
     return {step.signature.name: step for step in steps}

@@ -171,15 +171,6 @@ class Student(nn.Module):
             ranks.append(torch.where(hit_NK.any(-1), hit_NK.int().argmax(-1), candidates))
         return torch.stack(ranks, 1)
 
-    @torch.no_grad()
-    def confidence(self, features_NIH: Tensor, noise: LevelNoise | None = None) -> Tensor:
-        """The probability that level 0 gives its best candidate, of ``frozen`` features, float32 [N]."""
-        logarithms = []
-        for part in _parts(len(features_NIH)):
-            logits_NV = self.logits(features_NIH[part, 0], 0, noise and noise(0, part))
-            logarithms.append(logits_NV.amax(-1) - logits_NV.logsumexp(-1))
-        return torch.cat(logarithms).exp()
-
     def logits(self, features_NH: Tensor, level: int, noise_NV: Tensor | None = None) -> Tensor:
         """A level's ranking, float32 [N, V], from ``frozen`` features; minus infinity for tokens that it cannot
         propose."""

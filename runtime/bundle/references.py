@@ -44,7 +44,7 @@ from draftwood.trees.spec import grown_nodes
 
 # Kinds that are static always; drafts are where they have a KV length.
 _STATIC = ("prefill", "decode", "verify", "accept", "whole", "texts", "accept-texts")
-# Results of a draft, of which a graph has one form; in a whole step besides the class of a tree.
+# Results of a draft, of which a graph has one form.
 _DRAFTS = ("heads", "drafted", "chosen")
 
 
@@ -214,9 +214,8 @@ def _forms(graph: GraphSignature, of_drafter: set[str]) -> tuple[list[str], list
         "cached": any(name in of_drafter for name in graph.caches),
     }
     there = {part for part, has_part in parts.items() if has_part}
-    drafted = [{form} for form in _DRAFTS] if graph.kind == "draft" else [set[str]()]
-    if graph.kind == "whole" and reads:
-        drafted = [{"heads"}, {"heads", "class"}, {"drafted"}, {"chosen"}]
+    drafts = graph.kind == "draft" or (graph.kind == "whole" and reads)
+    drafted = [{form} for form in _DRAFTS] if drafts else [set[str]()]
     takes, gives = TAKES[graph.kind], GIVES[graph.kind]
     return names_of(takes, there, graph.batch), [names_of(gives, there | form, graph.batch) for form in drafted]
 
@@ -284,19 +283,6 @@ def _sizes(graph: GraphSignature, manifest: Manifest) -> Sizes:
     return sizes
 
 
-def _classes(gear: Gear, tree: Tree, manifest: Manifest) -> Iterator[str]:
-    """The trees of a gear's confidence classes: as many as the plan has classes, of equally many rows."""
-    if not gear.class_trees:
-        return
-    classes = len(manifest.planning.bounds) + 1 if manifest.planning else 1
-    trees = {each.name: each for each in manifest.trees}
-    alike = [tree, *(trees.get(name) for name in gear.class_trees)]
-    equal = all(other is not None and other.file is not None and other.rows == tree.rows for other in alike)
-    if not equal or len(alike) != classes:
-        names = ", ".join((gear.tree, *gear.class_trees))
-        yield f"expected {classes} trees of equal rows, one for each confidence class, got {names}"
-
-
 def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) -> Iterator[str]:
     named = {graph.name: graph for graph in graphs}
     tree = next((tree for tree in manifest.trees if tree.name == gear.tree), None)
@@ -316,13 +302,12 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
     if draws != [False, True] and any(each.kind == "accept" for each in graphs):
         yield f"expected two graphs that accept {graph.rows} rows, greedy and sampled, got {len(accepts)}"
     yield from _whole(gear, graph, graphs)
-    yield from _classes(gear, tree, manifest)
     if tree.rows + tree.depth + 1 >= gear.slots:
         yield f"a tree of {tree.rows} rows does not fit {gear.slots} slots"
     if (gear.draft is None) != (tree.rows == 1):
         yield f"draft is {gear.draft!r} beside a tree of {tree.rows} rows; expected a draft graph exactly for trees"
-    elif gear.looks_up and (tree.file is None or gear.class_trees):
-        yield f"looks up tree {tree.name}; expected one tree of a fixed shape"
+    elif gear.looks_up and tree.file is None:
+        yield f"looks up tree {tree.name}; expected one of a fixed shape"
     elif gear.draft is not None and not gear.looks_up:
         yield from _drafts(gear, gear.draft, tree, named, manifest)
 

@@ -9,7 +9,7 @@ its *ease*: log-odds that are added to every chance, and moved by what each step
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from math import exp
 from typing import NamedTuple
 
@@ -32,24 +32,20 @@ MOVES, KEPT = 0.15, 0.99
 
 
 class Drafted(NamedTuple):
-    """The trees that a gear drafts, by confidence class, at any KV length.
+    """The tree that a gear drafts, at any KV length. ``nodes`` are rank paths; none if the drafter chooses the tree."""
 
-    ``nodes`` are rank paths; none if the tree depends on the drafter's confidence or scores.
-    """
-
-    names: tuple[str, ...]
+    name: str
     depth: int
     nodes: frozenset[RankPath] = frozenset()
     looked_up: bool = False
 
     @classmethod
-    def of(cls, trees: Sequence[Topology], names: tuple[str, ...], looked_up: bool = False) -> Drafted:
-        nodes = frozenset(trees[0].paths) if len(trees) == 1 else frozenset[RankPath]()
-        return cls(names, max(tree.depth for tree in trees), nodes, looked_up)
+    def of(cls, tree: Topology, name: str, looked_up: bool = False) -> Drafted:
+        return cls(name, tree.depth, frozenset(tree.paths), looked_up)
 
     def counted(self, prior: Prior | None) -> bool:
         """Whether a plan has counted it; no plan counts a tree that is looked up."""
-        return prior is not None and not self.looked_up and prior.reached.keys() >= set(self.names)
+        return prior is not None and not self.looked_up and self.name in prior.reached
 
     def told(self, path: RankPath, levels: int) -> list[bool]:
         """At each of its first levels, down to the one at which ``path`` has left it, whether the path goes on."""
@@ -57,19 +53,15 @@ class Drafted(NamedTuple):
         return inside[: inside.index(False) + 1] if False in inside else inside
 
 
-def reached(drafted: Drafted, prior: Prior | None, greedy: bool, match: int = 0) -> list[float]:
+def reached(drafted: Drafted, prior: Prior | None, greedy: bool, match: int = 0) -> Sequence[float]:
     """The share of steps that come to each level, by the counts of a plan, or by hope if there are none.
 
     ``match`` is the class of the match, for a tree that is looked up.
     """
-    if prior is None or not drafted.counted(prior):
-        first = GOES_ON[match] if drafted.looked_up else prior.first if prior else HOPE[greedy]
-        return [first ** (level + 1) for level in range(drafted.depth)]
-    classes = len(prior.confidence)
-    names = drafted.names if len(drafted.names) == classes else drafted.names[:1] * classes
-    levels = zip_longest(*(prior.reached[name][place] for place, name in enumerate(names)), fillvalue=0.0)
-    whole = sum(prior.confidence)
-    return [sum(s * at for s, at in zip(prior.confidence, level, strict=True)) / whole for level in levels]
+    if prior is not None and drafted.counted(prior):
+        return prior.reached[drafted.name]
+    first = GOES_ON[match] if drafted.looked_up else prior.first if prior else HOPE[greedy]
+    return [first ** (level + 1) for level in range(drafted.depth)]
 
 
 class _Levels:

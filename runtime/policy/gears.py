@@ -76,6 +76,6 @@ def _drafted(bundle: Bundle, gear: Gear) -> Drafted | None:
     if gear.draft is None:
         return None
     if gear.tree in bundle.trees:
-        return Drafted.of([bundle.trees[name][0] for name in gear.trees], gear.trees, gear.looks_up)
+        return Drafted.of(bundle.trees[gear.tree][0], gear.tree, gear.looks_up)
     tree = next(tree for tree in bundle.manifest.trees if tree.name == gear.tree)
-    return Drafted(gear.trees, tree.depth)
+    return Drafted(tree.name, tree.depth)

@@ -5,7 +5,6 @@ An engine executes graphs. The choice of the graph, its inputs, and the tree tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -313,9 +312,7 @@ class Drafting:
         scores = outputs["scores"]
         if "candidates" in outputs:
             candidates_IK = outputs["candidates"].copy()
-            # A whole step has looked at the classes already, in fp32; its word counts.
-            chosen = (gear.tree, *gear.class_trees)[int(outputs["class"][0])] if "class" in outputs else None
-            tree = self.bundle.trees[chosen or self._class_tree(gear, float(scores[0, 0]))][1]
+            tree = self.bundle.trees[gear.tree][1]
             tokens_T = tree_tokens(tree, root, candidates_IK)
             return Draft(tokens_T, scores[tree.depths[1:] - 1, tree.ranks[1:]], tree, candidates_IK)
         tree = self._chosen(gear, outputs) if "parents" in outputs else self.bundle.trees[gear.tree][1]
@@ -328,14 +325,6 @@ class Drafting:
         if not is_tree(tree):
             raise BundleError(f"{self.bundle.folder}: graph {gear.draft} drafts no tree; build the bundle again")
         return tree
-
-    def _class_tree(self, gear: Gear, score: float) -> str:
-        """The tree of the confidence class that the best first candidate's log-probability falls into."""
-        planning = self.bundle.manifest.planning
-        if not gear.class_trees or planning is None:
-            return gear.tree
-        confidence = math.exp(min(score, 0.0))
-        return (gear.tree, *gear.class_trees)[sum(confidence >= bound for bound in planning.bounds)]
 
 
 def _may_branch(manifest: Manifest) -> bool:

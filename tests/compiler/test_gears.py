@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from draftwood import manifest as m
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
-from draftwood.errors import BundleError, TreeError
-from draftwood.planned import LengthEase, Prior, named_gears
+from draftwood.errors import TreeError
+from draftwood.planned import LengthEase, Prior
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
@@ -30,7 +28,7 @@ from draftwood.trees.spec import Specs, read_specs
 
 
 def counted(seed: int, accuracy: float) -> Calibration:
-    """Contexts of two levels; those that are sure are mostly right."""
+    """Contexts of two levels; half of them are mostly right."""
     source, found = random.Random(seed), Calibration()
     for i in range(3000):
         sure = source.random() < 0.5
@@ -38,8 +36,7 @@ def counted(seed: int, accuracy: float) -> Calibration:
         while len(path) < 2 and source.random() < (0.95 if sure else accuracy):
             best = sure and source.random() < accuracy + 0.35
             path.append(0 if best else min(int(source.expovariate(0.8)), 3))
-        context, confidence = source.randint(0, 220), 0.9 if sure else 0.3
-        found.add(path, group=f"text {i % 40}", context=context, confidence=confidence)
+        found.add(path, group=f"text {i % 40}", context=source.randint(0, 220))
     return found
 
 
@@ -52,7 +49,7 @@ def plan() -> Plan:
         for rows, s in found
     ]
     table = LatencyTable(source="modelled", entries=tuple(entries))
-    return make_plan(counted(1, 0.6), Limits(nodes=7, gears=4), table, 2, counted(2, 0.2))
+    return make_plan(counted(1, 0.6), Limits(nodes=7, gears=4), table, counted(2, 0.2))
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +74,11 @@ def planned_bundle(
 
 def test_the_gears_are_the_plans(plan: Plan, planned_bundle: Bundle) -> None:
     topologies = {tree.name: tree.topology for tree in plan.trees}
-    wanted = {
-        (tuple(topologies[name] for name in gear.trees), gear.slots)
-        for gear in plan.gears
-        if any(topologies[name].nodes for name in gear.trees)
-    }
+    wanted = {(topologies[gear.tree], gear.slots) for gear in plan.gears if topologies[gear.tree].nodes}
     drafting = [gear for gear in planned_bundle.manifest.gears if gear.draft]
-    found = {
-        (tuple(planned_bundle.trees[name][0] for name in (gear.tree, *gear.class_trees)), gear.slots)
-        for gear in drafting
-    }
+    found = {(planned_bundle.trees[gear.tree][0], gear.slots) for gear in drafting}
     assert found == wanted and len(drafting) == len(wanted) >= 2
-    assert len({gear.slots for gear in drafting}) == 2 and all(len(trees) == 2 for trees, _ in found)
-    assert any(one != other for (one, other), _ in found)
+    assert len({gear.slots for gear in drafting}) == 2
 
 
 def test_plain_decoding_is_at_every_length_and_no_graph_is_left_over(planned_bundle: Bundle) -> None:
@@ -98,12 +87,6 @@ def test_plain_decoding_is_at_every_length_and_no_graph_is_left_over(planned_bun
     assert [gear.slots for gear in manifest.gears if gear.tree == "plain"] == sorted(lengths)
     used = {gear.graph for gear in manifest.gears}
     assert {graph.name for graph in manifest.graphs_of("onnx") if graph.kind in ("decode", "verify")} == used
-
-
-def test_classes_have_equally_many_rows(planned_bundle: Bundle) -> None:
-    rows = {tree.name: tree.rows for tree in planned_bundle.manifest.trees}
-    for gear in planned_bundle.manifest.gears:
-        assert len({rows[name] for name in (gear.tree, *gear.class_trees)}) == 1
 
 
 def test_the_manifest_knows_what_the_plan_knew(plan: Plan, planned_bundle: Bundle) -> None:
@@ -117,9 +100,8 @@ def test_the_manifest_knows_what_the_plan_knew(plan: Plan, planned_bundle: Bundl
     assert (tokens[0] > 1.1 * tokens[1]).all()
     for gear in gears.gears:
         if gear.draft:
-            (trees,) = (one.trees for one in plan.gears if one.name == gear.name)
-            own = [tree.promise.counted for tree in plan.trees if tree.name in trees]
-            promised = sum(one.tokens * one.contexts for one in own) / sum(one.contexts for one in own)
+            (name,) = (planned.tree for planned in plan.gears if planned.name == gear.name)
+            (promised,) = (tree.promise.counted.tokens for tree in plan.trees if tree.name == name)
             # Both sampling classes together; they have equally many contexts.
             both = (tokens[0][gears.shape[gear.name]] + tokens[1][gears.shape[gear.name]]) / 2
             assert both == pytest.approx(promised, rel=0.1)
@@ -134,14 +116,6 @@ def test_a_planned_bundle_decodes_the_same_text(planned_bundle: Bundle) -> None:
     assert text.token_ids == plain.token_ids
     assert {event.gear for event in trace.events if event.kind == "verify"}
     assert trace.events[1].expected_us is not None
-
-
-def test_a_class_is_chosen_by_the_drafters_confidence(planned_bundle: Bundle) -> None:
-    engine = CpuEngine(planned_bundle)
-    gear = next(gear for gear in planned_bundle.manifest.gears if gear.class_trees)
-    (bound,) = planned_bundle.manifest.planning.bounds
-    names = [engine.drafting._class_tree(gear, float(np.log(bound + off))) for off in (-0.01, 0.0, 0.01)]
-    assert names == [gear.tree, gear.class_trees[0], gear.class_trees[0]]
 
 
 def test_a_plan_with_lengths_stands_alone(specs: Specs, plan: Plan, tmp_path: Path) -> None:
@@ -169,12 +143,7 @@ def test_a_plan_without_lengths_gives_trees_and_what_was_counted(tmp_path: Path)
 def test_eases_by_length_that_are_none_are_refused(lengths: list[tuple[int, float]], said: str) -> None:
     own = tuple(LengthEase(tokens=n, ease=ease) for n, ease in lengths)
     with pytest.raises(ValueError, match=said):
-        Prior(confidence=(1.0,), reached={}, first=0.5, lengths=own)
-
-
-def test_gears_of_one_name_are_told_apart() -> None:
-    gears = named_gears((("a-class-0", other), 128) for other in ("b", "c"))
-    assert [gear.name for gear in gears] == ["a-kv128", "a-kv128-2"]
+        Prior(reached={}, first=0.5, lengths=own)
 
 
 def test_step_times_of_gears_that_are_not_built_are_left_out(specs: Specs, tiny_teacher: Path) -> None:
@@ -185,19 +154,6 @@ def test_step_times_of_gears_that_are_not_built_are_left_out(specs: Specs, tiny_
     assert specs.plan is not None and request.planning is not None
     assert {time.gear for time in specs.plan.times} > {time.gear for time in request.planning.times}
     assert {time.gear for time in request.planning.times} == {gear.name for gear in gears}
-
-
-def test_a_manifest_whose_classes_do_not_fit_is_refused(planned_bundle: Bundle) -> None:
-    folder = planned_bundle.folder
-    fields = json.loads((folder / m.MANIFEST_FILE).read_text())
-    whole = (folder / m.MANIFEST_FILE).read_bytes()
-    next(gear for gear in fields["gears"] if gear["class_trees"])["class_trees"] = ["plain"]
-    (folder / m.MANIFEST_FILE).write_text(json.dumps(fields))
-    try:
-        with pytest.raises(BundleError, match="expected 2 trees of equal rows"):
-            Bundle.open(folder)
-    finally:
-        (folder / m.MANIFEST_FILE).write_bytes(whole)
 
 
 def test_inspect_tells_what_each_gear_is_for(

@@ -225,11 +225,11 @@ def make_files(folder: Path) -> None:
     calibration = Calibration()
     for i in range(60):
         path = (i % 3, i % 2, 0)[: i % 4]
-        calibration.add(path, group=f"text {i % 9}", context=i * 70, confidence=(i % 10) / 10, task="ab"[i % 2])
+        calibration.add(path, group=f"text {i % 9}", context=i * 70, task="ab"[i % 2])
     write_calibration(calibration, folder / "statistics.cal")
     table = _latency()
     (folder / "latency.json").write_text(table.to_json())
-    (folder / "plan.json").write_text(format_plan(make_plan(calibration, Limits(6, 3, 3, 3), table, 1)))
+    (folder / "plan.json").write_text(format_plan(make_plan(calibration, Limits(6, 3, 3, 3), table)))
     rows = [{"prompt": "the cat", "id": "a"}, {"prompt": "the hat", "conversation": "c"}, {"turns": ["sat", "on"]}]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "chat.json").write_text(json.dumps([{"role": "user", "content": "the cat"}]))

@@ -32,8 +32,7 @@ def stats(tmp_path: Path) -> Path:
         path: list[int] = []
         while len(path) < 4 and source.random() < 0.8:
             path.append(min(int(source.expovariate(1.4)), 7))
-        context, confidence = source.randint(0, 400), source.random()
-        counted.add(tuple(path), group=number, context=context, confidence=confidence)
+        counted.add(tuple(path), group=number, context=source.randint(0, 400))
     write_calibration(counted, file)
     return file
 
@@ -74,13 +73,13 @@ def test_explain_says_why_and_draws(
 ) -> None:
     capsys.readouterr()
     out = tmp_path / "plan.json"
-    assert run("--stats", stats, "--latency", latency, "--classes", 2, "--explain", "--out", out) == 0
+    assert run("--stats", stats, "--latency", latency, "--explain", "--out", out) == 0
     said = capsys.readouterr().out
     for word in ("medusa-greedy", "sequoia", "cost staircase at KV length 512", "<- least time per token",
-                 "confidence classes: 2", "no other set", "what each node gains"):  # fmt: skip
+                 "no other set", "what each node gains"):  # fmt: skip
         assert word in said
     pictures = [Path(line.removeprefix("picture: ")) for line in said.splitlines() if line.startswith("picture: ")]
-    assert len(pictures) == 3 and all(file.read_bytes().startswith(PNG) for file in pictures)
+    assert len(pictures) == 2 and all(file.read_bytes().startswith(PNG) for file in pictures)
 
 
 def test_summary_is_short(stats: Path, latency: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +114,6 @@ def test_greedy_and_sampled_text_are_planned_for_together_and_believed_apart(tmp
     [
         (("--max-nodes", 0), "1 or more nodes"),
         (("--max-gears", 0), "1 or more gears"),
-        (("--classes", 99), "expected 1 to"),
         (("--latency", "nowhere.json"), "cannot be read"),
         (("--stats", "nowhere"), "cannot read the calibration statistics"),
     ],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.errors import TreeError
-from draftwood.trees.calibration import BINS, END, LENGTH_STEP, UNKNOWN_BIN, Calibration, fold_of
+from draftwood.trees.calibration import END, LENGTH_STEP, Calibration, fold_of
 from draftwood.trees.calibration_file import read_calibration, write_calibration
 
 from .samples import COUNTED, FIXED, HELDOUT, PATHS, calibrated
@@ -18,7 +18,6 @@ CONTEXTS = st.lists(
         {"path": PATHS, "group": st.sampled_from(["a", "b", 1, 2, 3])},
         optional={
             "context": st.integers(0, 200),
-            "confidence": st.sampled_from([0.0, 0.03, 0.5, 1.0]),
             "task": st.sampled_from(["code", "chat"]),
         },
     ),
@@ -55,12 +54,11 @@ def test_every_context_keeps_what_was_known_of_it(items):
     for i, count in enumerate(contexts.counts_N.tolist()):
         path = tuple(rank for rank in contexts.ranks_ND[i].tolist() if rank != END)
         task = calibration.tasks[contexts.tasks_N[i]]
-        found += [(path, int(contexts.bins_N[i]), int(contexts.steps_N[i]), task)] * count
+        found += [(path, int(contexts.steps_N[i]), task)] * count
     for item in items:
-        confidence, context = item.get("confidence"), item.get("context")
-        place = UNKNOWN_BIN if confidence is None else min(int(confidence * BINS), BINS - 1)
+        context = item.get("context")
         step = 0 if context is None else max(1, -(-context // LENGTH_STEP))
-        expected.append((item["path"], place, step, item.get("task", "")))
+        expected.append((item["path"], step, item.get("task", "")))
     assert sorted(found) == sorted(expected)
 
 
@@ -99,8 +97,6 @@ def test_an_empty_file_survives():
         ({"path": [-1]}, "a rank is an integer"),
         ({"path": 3}, "expected a list of ranks"),
         ({"path": [0], "context": -1}, "expected a number of tokens"),
-        ({"path": [0], "confidence": 1.01}, "expected a probability"),
-        ({"path": [0], "confidence": float("nan")}, "expected a probability"),
     ],
 )
 def test_refused_contexts(values, message):
@@ -109,10 +105,16 @@ def test_refused_contexts(values, message):
 
 
 def test_damage_is_refused():
-    data = calibrated({(0, 1): 2, (1,): 1}, context=70, confidence=0.5).to_bytes()
+    data = calibrated({(0, 1): 2, (1,): 1}, context=70).to_bytes()
     for broken in (data[:-1], data + b"x", data[:-1] + bytes([data[-1] ^ 1]), b"\xff\n", b"", b"[]", b"{}\n"):
         with pytest.raises(TreeError, match=r"^stats: "):
             Calibration.from_bytes(broken, "stats")
+
+
+def test_statistics_of_an_older_version_are_refused():
+    old = calibrated({(0,): 1}).to_bytes().replace(b'"version":2', b'"version":1')
+    with pytest.raises(TreeError, match=r"^stats: expected version 2 of draftwood.calibration, got 1; make the file"):
+        Calibration.from_bytes(old, "stats")
 
 
 def test_columns_out_of_range_are_refused():
@@ -126,7 +128,7 @@ def test_columns_out_of_range_are_refused():
         return json.dumps(fields).encode() + b"\n" + payload
 
     assert Calibration.from_bytes(with_column(0, 2)).contexts.total == 1  # the path's length as it was
-    for index, value in ((0, 1), (1, 128), (2, 1), (3, 40), (6, 0), (10, 255)):
+    for index, value in ((0, 1), (1, 128), (2, 1), (5, 0), (9, 255)):
         with pytest.raises(TreeError):
             Calibration.from_bytes(with_column(index, value))
 

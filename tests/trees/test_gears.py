@@ -39,7 +39,7 @@ def test_the_best_gear_is_the_best_of_all_trees(counts, steps, drafts):
     gears = candidates(lengths, costs, Limits(nodes=6))
     found = token_us(gears, lengths, costs).min() / 1e6
     best = min(
-        step_us(costs, GearShape(rows, 256, (Topology.from_paths(tree),)), 256) / 1e6 / float(gain(counts, tree))
+        step_us(costs, GearShape(rows, 256, Topology.from_paths(tree)), 256) / 1e6 / float(gain(counts, tree))
         for n in range(7)
         for tree in trees_within(prefixes(counts), n)
         for rows in steps
@@ -54,7 +54,7 @@ def test_padding_up_to_the_next_stair_is_free():
     lengths, _ = length_classes(at_length(counts), costs, 15)
     gears = candidates(lengths, costs, Limits(nodes=15))
     best = gears[token_us(gears, lengths, costs)[:, 0].argmin()]
-    assert best.rows == 4 and best.trees == (Topology.from_paths([(0,), (1,), (2,)]),)
+    assert best.rows == 4 and best.tree == Topology.from_paths([(0,), (1,), (2,)])
 
 
 def test_lengths_take_the_smallest_cache_that_holds_text_tree_and_spare_slot():
@@ -74,7 +74,7 @@ def test_lengths_take_the_smallest_cache_that_holds_text_tree_and_spare_slot():
 
 def test_a_machine_that_reads_the_filled_part_pays_for_the_text_alone():
     costs = {(1, 256): 1.0, (1, 512): 2.0}
-    gear = GearShape(1, 512, (Topology.plain(),))
+    gear = GearShape(1, 512, Topology.plain())
     assert step_us(table(costs), gear, 256) == 2e6
     assert step_us(table(costs, kv_read="filled"), gear, 256) == 1e6
 
@@ -83,14 +83,14 @@ def test_trees_go_no_deeper_or_wider_than_drafts_were_timed():
     counts = {(0, 0, 0): 5, (2,): 4}
     costs = table({(1, 256): 10, (8, 256): 11}, {(2, 2): 1})
     lengths, _ = length_classes(at_length(counts), costs, 7)
-    assert all(gear.depth <= 2 and gear.width <= 2 for gear in candidates(lengths, costs, Limits(nodes=7)))
+    assert all(gear.tree.depth <= 2 and gear.tree.width <= 2 for gear in candidates(lengths, costs, Limits(nodes=7)))
 
 
 def test_plain_decoding_is_among_the_candidates_first_of_all():
     costs = table({(rows, slots): 1 for rows in (1, 8) for slots in (256, 512)})
     lengths, _ = length_classes(at_length({(0,): 2}), costs, 7)
     gears = candidates(lengths, costs, Limits(nodes=7))
-    assert gears[0] == GearShape(1, 512, (Topology.plain(),))
+    assert gears[0] == GearShape(1, 512, Topology.plain())
 
 
 @st.composite

@@ -87,5 +87,5 @@ def test_interval_covers_the_truth_although_contexts_of_a_text_are_alike():
 def test_weights_count_like_repetitions():
     ranks = np.array([[0, END], [0, 1]], np.uint8)
     zeros = np.zeros(2, np.uint8)
-    weighted = Contexts(ranks, np.array([3, 2]), zeros, zeros, zeros, np.zeros(2, np.uint16))
+    weighted = Contexts(ranks, np.array([3, 2]), zeros, zeros, np.zeros(2, np.uint16))
     assert tokens(weighted, [Topology.from_paths([(0,), (0, 1)])]).tolist() == [12]

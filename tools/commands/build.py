@@ -108,11 +108,11 @@ def gears_of(specs: Specs, kv: str | None) -> tuple[Gear, ...]:
 
     if kv is None:
         return specs.gears
-    texts: dict[tuple[str, ...], set[int]] = {}
+    texts: dict[str, set[int]] = {}
     for gear in specs.gears:
-        texts.setdefault(gear.trees, set()).update(gear.texts)
-    named = named_gears((names, slots) for names in texts for slots in parse_sizes("--kv", kv))
-    return tuple(replace(gear, texts=tuple(sorted(texts[gear.trees]))) for gear in named)
+        texts.setdefault(gear.tree, set()).update(gear.texts)
+    named = named_gears((tree, slots) for tree in texts for slots in parse_sizes("--kv", kv))
+    return tuple(replace(gear, texts=tuple(sorted(texts[gear.tree]))) for gear in named)
 
 
 def parse_targets(text: str) -> tuple[str, ...]:

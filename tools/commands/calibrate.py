@@ -172,8 +172,6 @@ def executor_of(workers: int | str) -> Iterator[Executor | None]:
 
 def figures(calibration: Calibration) -> dict[str, Any]:
     """The content of the statistics, as plain values."""
-    from draftwood.trees.calibration import UNKNOWN_BIN
-
     contexts = calibration.contexts
     return {
         "contexts": contexts.total,
@@ -183,7 +181,6 @@ def figures(calibration: Calibration) -> dict[str, Any]:
         "width": contexts.width,
         "tasks": [task for task in calibration.tasks if task],
         "with_length": int(contexts.counts_N[contexts.steps_N > 0].sum()),
-        "with_confidence": int(contexts.counts_N[contexts.bins_N != UNKNOWN_BIN].sum()),
         "grouped": calibration.grouped,
         "sampled": calibration.sampled,
     }
@@ -194,6 +191,6 @@ def text(summary: dict[str, Any]) -> str:
     return (
         f"{summary['contexts']} in all, {summary['sampled']} of sampled text: {summary['counted']}"
         f" counted, {summary['heldout']} held out; depth {summary['depth']},"
-        f" {summary['width']} ranks; {summary['with_length']} with a length, {summary['with_confidence']} with a"
-        f" confidence, tasks: {', '.join(summary['tasks']) or 'none'}"
+        f" {summary['width']} ranks; {summary['with_length']} with a length,"
+        f" tasks: {', '.join(summary['tasks']) or 'none'}"
     )

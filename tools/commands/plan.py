@@ -30,9 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-nodes", default=63, **number, help="draft nodes, root not counted (default: 63)")
     parser.add_argument("--max-gears", default=4, **number, help="plain decoding counted (default: 4)")
     parser.add_argument(
-        "--classes", default=1, **number, help="confidence classes with trees of their own (default: 1)"
-    )
-    parser.add_argument(
         "--occupancy",
         metavar="N[=SHARE],...",
         help="how often how many texts are there (default: every number up to the table's equally often)",
@@ -54,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
         raise RequestError("--occupancy: says how often launches are shared; it goes with --latency")
     occupancy = Occupancy.parse(args.occupancy, max(table.texts)) if args.occupancy and table else None
     stats, sampled = read_statistics(args.stats)
-    plan = draftwood.plan(stats, limits, table, args.classes, sampled, occupancy)
+    plan = draftwood.plan(stats, limits, table, sampled, occupancy)
     write_out(args.out, format_plan(plan).encode())
     if args.explain:
         from draftwood.tools.show.plan_pictures import draw_plan

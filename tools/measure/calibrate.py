@@ -102,7 +102,6 @@ def count_traffic(
                     tuple(takewhile(lambda rank: rank != LOOKED_UP, event.path)),
                     group=prompt.conversation,
                     context=event.position + 1,
-                    confidence=event.confidence,
                     task=prompt.source,
                     sampled=not options.sampling.greedy,
                 )
@@ -195,7 +194,6 @@ def count(job: Job) -> bytes:
             context.path,
             group=turn.conversation,
             context=context.length,
-            confidence=context.confidence,
             task=turn.source,
             sampled=job.temperature > 0,
         )
@@ -203,11 +201,10 @@ def count(job: Job) -> bytes:
 
 
 class _Context(NamedTuple):
-    """A position of an answer: its rank path (None if unknown), the tokens before it, the root's confidence."""
+    """A position of an answer: its rank path (None if unknown), and the tokens before it."""
 
     path: RankPath | None
     length: int
-    confidence: float
 
 
 def _contexts(
@@ -226,10 +223,7 @@ def _contexts(
     shared = noise_of if job.temperature else None
     ended_W, states = texts.ended(), States(model, texts, drafter.aux)
     contexts: dict[int, list[_Context]] = {}
-    for text_B, batch, features_NIH, ranks_NI in ranks_of(
-        drafter, states, np.arange(len(texts.index_W)), CANDIDATES, shared
-    ):
-        confidence_N = drafter.confidence(features_NIH, shared(text_B, batch) if shared else None).tolist()
+    for text_B, batch, ranks_NI in ranks_of(drafter, states, np.arange(len(texts.index_W)), CANDIDATES, shared):
         known_N = (batch.targets(drafter.levels) != NONE).all(1).tolist()
         rows, places = (part.tolist() for part in batch.there_BC.nonzero().unbind(1))
         for n, (row, place) in enumerate(zip(rows, places, strict=True)):
@@ -237,7 +231,7 @@ def _contexts(
             # Near the end of a text that was cut short the next tokens are unknown.
             path = path_of(ranks_NI[n].tolist(), CANDIDATES) if known_N[n] or ended_W[number] else None
             length = int(batch.slot_BC[row, place]) + 2
-            contexts.setdefault(number, []).append(_Context(path, length, confidence_N[n]))
+            contexts.setdefault(number, []).append(_Context(path, length))
     return contexts
 
 

@@ -10,7 +10,7 @@ from draftwood.runtime.policy import Gears
 from draftwood.runtime.policy.gains import Ease
 from draftwood.runtime.tuned import tuned_times
 
-HEADING = ("gear", "trees", "rows", "KV", "text to", "texts", "greedy", "sampled", "step ms", "from", "graph")
+HEADING = ("gear", "tree", "rows", "KV", "text to", "texts", "greedy", "sampled", "step ms", "from", "graph")
 
 
 def gear_figures(bundle: Bundle, engine: str) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def gear_figures(bundle: Bundle, engine: str) -> list[dict[str, Any]]:
         figures.append(
             {
                 "gear": gear.name,
-                "trees": [gear.tree, *gear.class_trees],
+                "tree": gear.tree,
                 "rows": rows,
                 "slots": gear.slots,
                 "longest_text": longest,
@@ -64,7 +64,7 @@ def gear_rows(figures: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
     rows: list[tuple[str, ...]] = [HEADING]
     for gear in figures:
-        names, place = (gear["gear"], " ".join(gear["trees"])), (gear["rows"], gear["slots"], gear["longest_text"])
+        names, place = (gear["gear"], gear["tree"]), (gear["rows"], gear["slots"], gear["longest_text"])
         texts = ",".join(map(str, gear["texts"]))
         numbers = (number(gear[key], ".2f") for key in ("tokens_greedy", "tokens_sampled", "step_ms"))
         rows.append((*names, *map(str, place), texts, *numbers, gear["timed"] or "-", gear["graph"]))

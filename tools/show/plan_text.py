@@ -14,7 +14,7 @@ def summary(plan: Plan) -> str:
 
 def explanation(plan: Plan) -> str:
     """The summary and why: rival methods, the cost's staircase, and every node's gain."""
-    parts = [_contexts(plan), _classes(plan), _trees(plan), _baselines(plan)]
+    parts = [_contexts(plan), _trees(plan), _baselines(plan)]
     parts += [_cost(plan, plan.cost), *_stairs(plan.cost)] if plan.cost else []
     parts += [_curve(plan), *(_nodes(tree) for tree in plan.trees if tree.paths)]
     return "\n\n".join(part for part in parts if part)
@@ -26,16 +26,6 @@ def _contexts(plan: Plan) -> str:
     return (
         f"contexts: trees from {numbers['counted']}, figures of expectation on"
         f" {numbers['heldout']} held out (95 % intervals: {how})"
-    )
-
-
-def _classes(plan: Plan) -> str:
-    if not plan.planning.bounds:
-        return ""
-    bounds = ", ".join(f"{bound:.3f}" for bound in plan.planning.bounds)
-    return (
-        f"confidence classes: {len(plan.planning.bounds) + 1}, from a root confidence of {bounds} on; their trees have"
-        " equally many rows, so one verify graph serves all"
     )
 
 
@@ -93,7 +83,7 @@ def _served(plan: Plan, cost: Cost) -> str:
         ("texts", "contexts need", "share", "served by", "KV", "ms/token", "plain ms/token")
     ]
     for share in cost.served:
-        trees = " | ".join("+".join(dict.fromkeys(gears[name].trees)) for name in share.gears)
+        trees = " | ".join(gears[name].tree for name in share.gears)
         slots, times = max(gears[name].slots for name in share.gears), (share.us_per_token, share.plain_us_per_token)
         rows.append((share.texts, f"KV length {share.slots}", f"{share.share:.0%}", trees, slots, *map(_ms, times)))
     return _table(rows)

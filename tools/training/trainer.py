@@ -240,14 +240,13 @@ def _means(logged: list[dict[str, Tensor]], team: Team) -> dict[str, list[float]
 def ranks_of(
     drafter: Student, states: States, text_W: np.ndarray, candidates: int,
     noise_of: Callable[[np.ndarray, Batch], LevelNoise] | None = None,
-) -> Iterator[tuple[np.ndarray, Batch, Tensor, Tensor]]:  # fmt: skip
-    """Batches of the texts, in order of length: (texts, batch, the drafter's features [N, I, H], ranks of the true
-    tokens, int64 [N, I], on the host); ``noise_of`` gives what a batch's texts share with their teacher."""
+) -> Iterator[tuple[np.ndarray, Batch, Tensor]]:  # fmt: skip
+    """Batches of the texts, in order of length: (texts, batch, ranks of the true tokens, int64 [N, I], on the
+    host); ``noise_of`` gives what a batch's texts share with their teacher."""
     for text_B in by_length(states.texts.index_W["length"], text_W, _WIDE):
         batch = states.batch(text_B)
-        features_NIH = drafter.frozen(batch)
         noise = noise_of(text_B, batch) if noise_of else None
-        yield text_B, batch, features_NIH, drafter.ranks(batch, candidates, features_NIH, noise).cpu()
+        yield text_B, batch, drafter.ranks(batch, candidates, drafter.frozen(batch), noise).cpu()
 
 
 def accuracy(drafter: Student, states: States, text_W: np.ndarray) -> dict[str, dict[str, list[float]]]:
@@ -257,7 +256,7 @@ def accuracy(drafter: Student, states: States, text_W: np.ndarray) -> dict[str, 
     for name, chosen_W in (("greedy", text_W[greedy_W]), ("sampled", text_W[~greedy_W])):
         count_I = torch.zeros(drafter.levels, dtype=torch.int64)
         hits = {1: count_I, 5: count_I}
-        for _, batch, _, ranks_NI in ranks_of(drafter, states, chosen_W, 5):
+        for _, batch, ranks_NI in ranks_of(drafter, states, chosen_W, 5):
             there_NI = (batch.targets(drafter.levels) != NONE).cpu()
             count_I = count_I + there_NI.sum(0)
             hits = {k: hit_I + ((ranks_NI < k) & there_NI).sum(0) for k, hit_I in hits.items()}

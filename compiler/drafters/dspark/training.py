@@ -28,7 +28,7 @@ from draftwood.compiler.drafters.common.training import (
 from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC
 from draftwood.compiler.drafters.dspark.network import Head, MarkovHead
 from draftwood.compiler.training.batch import Batch
-from draftwood.compiler.training.student import LevelNoise, Student, write_folder
+from draftwood.compiler.training.student import Student, write_folder
 
 if TYPE_CHECKING:
     from draftwood.compiler.training.teacher import FrozenTeacher
@@ -191,11 +191,6 @@ class DSparkStudent(Student):
 
     def logits(self, features_NH: Tensor, level: int, noise_NV: Tensor | None = None) -> Tensor:
         return super().logits(features_NH[:, :-1], level, noise_NV)
-
-    @torch.no_grad()
-    def confidence(self, features_NIH: Tensor, noise: LevelNoise | None = None) -> Tensor:
-        """The head's confidence in the first level: the noise of a text does not change it."""
-        return features_NIH[:, 0, -1].float().sigmoid()
 
     def save(self, folder: Path) -> None:
         count = len(self.layers)

@@ -14,16 +14,12 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.operator_rules import engines
 from draftwood.compiler.ge.proofs import prove_in_place
-from draftwood.compiler.steps.step import DTYPES, Step, tensor
-from draftwood.compiler.steps.tracing import trace
-from draftwood.compiler.steps.tree_rows import FixedRows
-from draftwood.contract import TAKES, tensors
-from draftwood.manifest import StepSignature
+from draftwood.compiler.steps.step import DTYPES
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.trees import Topology, tensorize, tree_tokens
+from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 
 RAGGED = (("ragged", Topology.from_paths([(0,), (1,), (0, 0), (1, 0)])),)
@@ -39,17 +35,6 @@ def built(folder: Path, teacher: Path, drafter: Path, kind: str) -> Bundle:
     )
     build(asked, folder)
     return Bundle.open(folder)
-
-
-class Chosen(torch.nn.Module):
-    """The choice of a tree as a step of its own."""
-
-    def __init__(self, rows: FixedRows) -> None:
-        super().__init__()
-        self.rows = rows
-
-    def forward(self, root, candidates, scores):  # type: ignore[no-untyped-def]
-        return tuple(self.rows(root, {"candidates": candidates, "scores": scores}))
 
 
 ONE_PASS = ("peagle", "dflash", "dspark")
@@ -101,33 +86,6 @@ def test_one_launch_changes_no_token(bundle: Bundle, engine, sampling: dict, mon
         steps = [kind for kind in launched if kind not in ("prefill", "decode", "extend")]
         assert steps == ["whole"] * found[1].steps
         assert found[0].token_ids == found[1].token_ids and found[0].steps == found[1].steps
-
-
-def test_the_tree_of_the_confidence_class_is_chosen_inside() -> None:
-    """In a graph as on the host, below and above the bounds."""
-    from draftwood.compiler.ge.interpreter import Interpreter
-    from draftwood.compiler.ge.lowering import lower_to_ge
-    from draftwood.compiler.ge.torchair_bridge import ge_ir
-    from draftwood.compiler.ge.weights import plan_weights
-
-    trees = [Topology.chain(3), Topology.from_paths([(0,), (1,), (0, 2)]), Topology.full([3])]
-    candidates = torch.arange(50, 62).view(3, 4)
-    inputs = (tensor("root", "int64", 1), tensor("candidates", "int64", 3, 4), tensor("scores", "float32", 3, 4))
-    tables = [end for end in TAKES["accept"] if end.name in ("tokens", "parents", "depths", "visible")]
-    outputs = (*tensors(tables, {"T": 4}, "float32"), tensor("class", "int64", 1))
-    signature = StepSignature(name="rows", kind="draft", rows=4, slots=0, inputs=inputs, outputs=outputs, aliases={})
-    step = Step(Chosen(FixedRows(trees, (0.25, 0.5), 4)), signature)
-    air = lower_to_ge(step, trace(step), plan_weights({}, torch.float32, "none", {}, {}))
-    interpreter = Interpreter(Graph.of(ge_ir().ModelDef.FromString(air).graph[0]), {})
-    for confidence, wanted in ((0.24, 0), (0.26, 1), (0.49, 1), (0.51, 2), (1.0, 2)):
-        scores = torch.full((3, 4), confidence).log()
-        given = {"root": torch.tensor([7]), "candidates": candidates, "scores": scores}
-        for found in (step.module(*given.values()), interpreter.run(given)):
-            tokens, parents, depths, visible, chosen = found
-            tree = tensorize(trees[wanted])
-            assert int(chosen) == wanted and tokens.tolist() == tree_tokens(tree, 7, candidates.numpy()).tolist()
-            assert np.array_equal(parents, tree.parents) and np.array_equal(depths, tree.depths)
-            assert np.array_equal(visible, tree.mask)
 
 
 def test_less_than_four_kilobytes_cross(bundle: Bundle) -> None:

@@ -54,7 +54,7 @@ def crowded(
             if drafter is not None and kind in save_one_pass:
                 save_one_pass[kind](drafter)
             trees = read_specs("lookup:chain:3").trees if kind == "lookup" else TREES
-            gears = tuple(replace(gear, texts=(1, 4, 8)) for gear in named_gears(((name,), 128) for name, _ in trees))
+            gears = tuple(replace(gear, texts=(1, 4, 8)) for gear in named_gears((name, 128) for name, _ in trees))
             request = BuildRequest(
                 model=tiny_teacher, drafter=drafter, trees=trees, slots=(128,), prefill_rows=(8,), gears=gears
             )

@@ -94,7 +94,7 @@ def gears_of(cell: Cell) -> Gears:
     names = ["plain", *cell.trees]
     every = [gear(name, draft=None if name == "plain" else LOOKUP if name in LOOKED_UP else "draft") for name in names]
     rows = [1, *(tree.rows for tree in cell.trees.values())]
-    drafted = [None, *(Drafted.of([tree], (name,), name in LOOKED_UP) for name, tree in cell.trees.items())]
+    drafted = [None, *(Drafted.of(tree, name, name in LOOKED_UP) for name, tree in cell.trees.items())]
     row = {"tuned": ROW, "wrong": 0.4 * ROW}.get(cell.timed)
     times = [
         StepTime(gear=name, length=100, us=1e3 * launch_ms([name] * texts, row=row), texts=texts)
@@ -112,17 +112,15 @@ def planning(cell: Cell) -> Planning:
         random = np.random.default_rng(99)
         texts = [Truth.drawn(random, greedy, 100) for _ in range(30)]
         reached = {
-            name: (
-                tuple(
-                    float(np.mean([len(truth.taken(name, at)) > level for truth in texts for at in range(100)]))
-                    for level in range(tree.depth)
-                ),
+            name: tuple(
+                float(np.mean([len(truth.taken(name, at)) > level for truth in texts for at in range(100)]))
+                for level in range(tree.depth)
             )
             for name, tree in NEURAL.items()
         }
-        return Prior(confidence=(1.0,), reached=reached, first=reached["chain-1"][0][0])
+        return Prior(reached=reached, first=reached["chain-1"][0])
 
-    return Planning(bounds=(), greedy=prior(True), sampled=prior(False), times=())
+    return Planning(greedy=prior(True), sampled=prior(False), times=())
 
 
 class Replayed(NamedTuple):

@@ -18,18 +18,15 @@ Levels = Sequence[Sequence[float]]
 
 
 def gear(name: str, slots: int = 4096, draft: str | None = "draft") -> Gear:
-    return Gear(name=name, tree=name, slots=slots, graph=name, draft=draft, class_trees=())
+    return Gear(name=name, tree=name, slots=slots, graph=name, draft=draft)
 
 
-def gears_of(
-    trees: dict[str, Topology | tuple[Topology, ...]], us: dict[str, float] | None = None, **options: object
-) -> Gears:
-    """Plain decoding and a gear for each tree (or trees of classes); ``us`` are their step times."""
-    shapes = {name: tree if isinstance(tree, tuple) else (tree,) for name, tree in trees.items()}
+def gears_of(trees: dict[str, Topology], us: dict[str, float] | None = None, **options: object) -> Gears:
+    """Plain decoding and a gear for each tree; ``us`` are their step times."""
     every = [gear("plain", draft=None), *(gear(name) for name in trees)]
     times = [StepTime(gear=name, length=100, us=value) for name, value in (us or {}).items()]
-    rows = [1, *(shape[0].rows for shape in shapes.values())]
-    drafted = [Drafted.of(shape, (name,)) for name, shape in shapes.items()]
+    rows = [1, *(tree.rows for tree in trees.values())]
+    drafted = [Drafted.of(tree, name) for name, tree in trees.items()]
     return Gears(every, rows, [None, *drafted], times=times, **options)
 
 

@@ -190,7 +190,7 @@ def test_asking_twice_changes_nothing() -> None:
 
 def test_lengths_decide_what_fits_and_a_text_never_shrinks() -> None:
     gears = [gear(f"{n}-{s}", s, d) for s in (128, 256) for n, d in (("plain", None), ("tree", "draft"))]
-    tree = Drafted.of([Topology.chain(3)], ("tree",))
+    tree = Drafted.of(Topology.chain(3), "tree")
     times = [StepTime(gear=one.name, length=10, us=1000.0 if one.draft is None else 1100.0) for one in gears]
     known = Gears(gears, [1, 4, 1, 4], [None, tree, None, tree], times=times)
     policy, chosen = Adaptive(Learned(known), True, TOKENS), []
@@ -280,8 +280,8 @@ def test_a_text_of_little_hope_begins_plainly() -> None:
 
 def test_a_length_at_which_drafts_were_not_worth_it_is_believed() -> None:
     lengths = (LengthEase(tokens=0, ease=1.0), LengthEase(tokens=1024, ease=-2.0))
-    counted = Prior(confidence=(1.0,), reached={"chain-3": ((0.5, 0.25, 0.125),)}, first=0.5, lengths=lengths)
-    planning = Planning(bounds=(), greedy=counted, sampled=None, times=())
+    counted = Prior(reached={"chain-3": (0.5, 0.25, 0.125)}, first=0.5, lengths=lengths)
+    planning = Planning(greedy=counted, sampled=None, times=())
     gears = gears_of(chains(3), US, planning=planning)
 
     def first(length: int) -> tuple[str, float]:
@@ -315,7 +315,7 @@ def test_graphs_that_are_opened_in_a_text_do_not_end_its_drafts(tuned: bool) -> 
 
 
 def looked_up(depth: int) -> Drafted:
-    return Drafted.of([Topology.chain(depth)], (f"lookup-chain-{depth}",), looked_up=True)
+    return Drafted.of(Topology.chain(depth), f"lookup-chain-{depth}", looked_up=True)
 
 
 def matched(match: int, us: dict[str, float], gained: Callable[[Gear], int], steps: int = 60) -> list[str]:
