@@ -1,7 +1,11 @@
 """Besides a loaded torch_npu, which has kernels for its device alone, ours compute on a CPU's tensors."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+
+from draftwood.environment import torch_npu_installed
 from draftwood.kernels import NPU_CONTRACTS
 from draftwood.tools.doctor.npu_report import PIECES
 
@@ -19,6 +23,12 @@ for schema in {schemas!r}:
     library.impl(schema.partition("(")[0], device_only, "PrivateUse1")
     libraries.append(library)
 
+import draftwood.kernels
+
+for contract in draftwood.kernels.NPU_CONTRACTS:
+    torch.library.register_fake("npu::" + contract.name, contract.fake)
+"""
+PROBED = """
 from draftwood.tools.doctor.npu_probe import verdict
 
 for name in {names!r}:
@@ -27,6 +37,32 @@ for name in {names!r}:
 """
 
 
+# Compiled as for a device, whose tensors are a CPU's here.
+CHECKED = """
+from pathlib import Path
+import numpy as np
+from draftwood.compiler.targets.online import TorchairExecutor
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines import npu
+from draftwood.tools.comparison.check import check
+
+npu.npu_chips = lambda: ("Ascend910B3",)
+npu._executor = lambda bundle, name: TorchairExecutor(bundle.folder, bundle.manifest, "cpu", eagerly=True)
+found = check(Bundle.open(Path({folder!r})), [np.arange(20)], engine="npu")
+assert found["comparisons"] and found["mutations"]  # and all caught, or it were not ok
+print(found["ok"])
+"""
+
+
+def loaded(code: str, **words: object) -> str:
+    return (LOADED + code).format(schemas=[contract.schema for contract in NPU_CONTRACTS], **words)
+
+
+@pytest.mark.skipif(not torch_npu_installed(), reason="needs the torch_npu package, which holds torchair's converters")
+def test_check_of_the_engine_for_a_device_runs_whole(python: Callable[..., str], npu_bundle: Path) -> None:
+    """Line 4 of the ten commands, its faults included."""
+    assert python(loaded(CHECKED, folder=str(npu_bundle))).splitlines()[-1] == "True"
+
+
 def test_every_probe_has_a_reference(python: Callable[..., str]) -> None:
-    code = LOADED.format(schemas=[contract.schema for contract in NPU_CONTRACTS], names=PIECES)
-    assert python(code).splitlines() == [f"{name} True as on the host" for name in PIECES]
+    assert python(loaded(PROBED, names=PIECES)).splitlines() == [f"{name} True as on the host" for name in PIECES]
