@@ -9,6 +9,7 @@ are compared in their own element type, executed operator for operator by an int
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -67,6 +68,7 @@ def check(
     """
     found: list[Comparison] = []
     caught: list[Control] = []
+    progress = _collected(progress)
     pairs, nodes = dict[str, Pair](), dict[str, dict[str, int]]()
     for pair in _pairs(bundle, prompts, engine):
         # What is held block by block as well needs no second look at it whole.
@@ -82,7 +84,9 @@ def check(
                 caught += [*controls(pair, gear, prompts[0]), *draft_controls(pair, gear, prompts[0])]
         caught += _graph_controls(bundle, pair, prompts[0]) if pair.name == "ge" else []
         nodes |= {pair.name: dict(pair.engine.nodes)} if pair.engine.nodes else {}
-        pairs[pair.name] = replace(pair, engine=pair.reference)  # the engine's memory is free for the next one
+        pairs[pair.name] = replace(pair, engine=pair.reference)
+        del pair  # the engine's memory is free while the next one is opened
+        gc.collect()
     trees = {name: tree_faults(buffers) for name, (_, buffers) in bundle.trees.items()}
     return {
         "ok": all(c.ok for c in found) and all(c.caught for c in caught) and not any(trees.values()),
@@ -97,6 +101,19 @@ def check(
         "mutations": len(caught),
         "mutations_caught": sum(c.caught for c in caught),
     }
+
+
+def _collected(progress: Callable[[str], None]) -> Callable[[str], None]:
+    """Frees what is no longer read at every step of the comparison.
+
+    Texts and engines are in cycles with their caches, of whose size Python's own collection knows nothing.
+    """
+
+    def collected(what: str) -> None:
+        gc.collect()
+        progress(what)
+
+    return collected
 
 
 def sample_prompts(bundle: Bundle, path: Path | None, limit: int) -> Iterator[NDArray[np.int64]]:
