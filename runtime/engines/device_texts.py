@@ -97,7 +97,9 @@ class DeviceTexts:
         for spec in graph.outputs:
             if spec.name.endswith("features.out"):
                 line = by_number.get(_line_of(spec.name))
-                buffers[spec.name] = _features(line.state, fixed(spec)) if line else self._nobody("out", fixed(spec))
+                buffers[spec.name] = (
+                    _features(line.state, fixed(spec)) if line else self._nobody(spec.name, fixed(spec))
+                )
         outputs = self._executor.run(graph, inputs, buffers)
         results = {name: outputs[name].copy() for name in ("drawn", "sure", "path", "length")}
         return [_said(results, buffers, line) for line in lines]
@@ -116,13 +118,9 @@ class DeviceTexts:
 
     def _branches(self, graph: GraphSignature, lines: Sequence[GraphLine]) -> dict[str, Buffer]:
         """Where every line reads the last rows and leaves its own; a line that is nobody's has memory for nothing."""
-        ends, stays = {"in": graph.inputs, "out": graph.outputs}, lives(graph, "sequence")
-        filled = {
-            spec.name: self._nobody(end, fixed(spec))
-            for end, specs in ends.items()
-            for spec in specs
-            if spec.name in stays
-        }
+        stays = lives(graph, "sequence")
+        specs = [spec for spec in (*graph.inputs, *graph.outputs) if spec.name in stays]
+        filled = {spec.name: self._nobody(spec.name, fixed(spec)) for spec in specs}
         for line in lines:
             filled |= branches(graph, line.state.kv, line.number)
         return filled
@@ -157,12 +155,12 @@ class DeviceTexts:
             self._kept[size] = {name: self._executor.zeros(fixed(spec)) for name, spec in specs.items()}
         return self._kept[size]
 
-    def _nobody(self, end: str, shape: tuple[int, ...]) -> Buffer:
-        """Memory whose contents nobody reads, or zeros that nobody writes: what a text that failed has left there may
-        be no number, and must not reach another text's spare slot."""
-        if (end, shape) not in self._scratch:
-            self._scratch[end, shape] = self._executor.zeros(shape)
-        return self._scratch[end, shape]
+    def _nobody(self, name: str, shape: tuple[int, ...]) -> Buffer:
+        """Memory for an input or output that no other has in a launch. Nobody reads its contents, or nobody writes its
+        zeros: what a text that failed has left there may be no number, and must not reach another's spare slot."""
+        if (name, shape) not in self._scratch:
+            self._scratch[name, shape] = self._executor.zeros(shape)
+        return self._scratch[name, shape]
 
 
 def _said(told: dict[str, NDArray], buffers: dict[str, Buffer], line: GraphLine) -> Said:

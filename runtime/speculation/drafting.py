@@ -73,8 +73,8 @@ class Drafting:
         # Another text in which drafts are looked up, besides the text itself.
         self.corpus = TextIndex.corpus_of(bundle.corpus) if looks_up and bundle.corpus else None
         self.noise = SharedNoise(bundle)
-        # Greedy text's zeros in its place, by shape: they lie where the graphs run, and are never sent.
-        self._silence: dict[tuple[int, ...], Buffer] = {}
+        # Greedy text's zeros in its place, and nobody's rows: they lie where the graphs run, and are never sent.
+        self._silence: dict[tuple[str, tuple[int, ...], int], Buffer] = {}
 
     def most_texts(self, name: str) -> int:
         """Texts that a launch of a draft graph takes, by the name that a gear gives it; 1 if none takes several."""
@@ -165,7 +165,7 @@ class Drafting:
         noise = next((spec for spec in graph.inputs if spec.name == "noise"), None)
         guide = _followed(state)
         if noise is not None and guide is None and state.sampling.greedy:
-            buffers["noise"] = self._silent(self.noise.shape(noise))
+            buffers["noise"] = self._silent("noise", self.noise.shape(noise), place)
         elif noise is not None:  # the root stands at ``length``, so the first level is of the position after it
             if guide is not None:
                 allowed = allowed or guide.first_levels(self.noise.shape(noise)[0])
@@ -186,7 +186,7 @@ class Drafting:
             inputs[ACCEPTED][0] = 0
         if graph.static:
             shape = next(spec.shape for spec in graph.inputs if spec.name == "features")
-            buffers["features"] = self._silent(tuple(int(size) for size in shape))
+            buffers["features"] = self._silent("features", tuple(int(size) for size in shape), place)
         return {name: array for name, array in inputs.items() if name not in buffers}, buffers
 
     def _drafted(self, state: SequenceState, gear: Gear, outputs: dict[str, NDArray]) -> Draft:
@@ -215,10 +215,12 @@ class Drafting:
             before = allowed
         return draft
 
-    def _silent(self, shape: tuple[int, ...]) -> Buffer:
-        if shape not in self._silence:
-            self._silence[shape] = self._zeros(shape)
-        return self._silence[shape]
+    def _silent(self, name: str, shape: tuple[int, ...], place: int) -> Buffer:
+        """Zeros for an input of one place: AscendCL takes no memory twice in a launch."""
+        key = name, shape, place
+        if key not in self._silence:
+            self._silence[key] = self._zeros(shape)
+        return self._silence[key]
 
     def _looked_up(self, state: SequenceState, gear: Gear) -> Draft:
         """A tree of the tokens that followed the same tokens earlier in the text."""

@@ -24,6 +24,7 @@ from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.rounding import HALF_TOLERANCE
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.tests.runtime.engines.acl.conftest import compiled, opened  # noqa: F401 (a fixture)
 from draftwood.tools.comparison.batches import compare_texts
 from draftwood.tools.comparison.compare import Comparison, Pair
 from draftwood.tools.comparison.faults import Control
@@ -136,3 +137,20 @@ def test_the_program_for_a_device_is_the_one_that_was_proved(bundle: Bundle, eng
     gear = next(gear for gear in bundle.manifest.gears if gear.draft)
     for got, want in zip(*(each.draft(begun(each)[:2], [gear] * 2) for each in (online, engine)), strict=True):
         assert got.tokens_T.tolist() == want.tokens_T.tolist()
+
+
+def test_ascendcl_gets_no_memory_twice_in_a_launch(
+    bundle: Bundle,
+    engine: GeEngine,
+    opened: Callable[..., Any],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Also for texts that are not in it; the tokens are the interpreter's."""
+    acl, library = opened(compiled(bundle.folder, tmp_path))
+    gear = next(gear for gear in bundle.manifest.gears if gear.draft)
+    sides = [(each, begun(each)) for each in (acl, engine)]
+    for chosen in ((0, 1, 2), (2, 0), (1, 2)):
+        for each, texts in sides:
+            each.step([texts[text] for text in chosen], [gear] * len(chosen))
+    assert [text.tokens for text in sides[0][1]] == [text.tokens for text in sides[1][1]]
+    assert library.misuses == []
