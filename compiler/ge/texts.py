@@ -121,8 +121,9 @@ class TextsRun(fx.Interpreter):
     def __init__(self, program: fx.GraphModule, texts: int) -> None:
         super().__init__(program)
         self.texts = texts
-        # Places of all texts, by those of each and the rows of a text; several tables are read at the same ones.
-        self._places: dict[tuple[int, int], Tensor] = {}
+        # Places of all texts, by those of each and the rows of a text; several tables are read at the same ones. Those
+        # of each are kept with them, so that no later value has their id.
+        self._places: dict[tuple[int, int], tuple[Any, Tensor]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -180,8 +181,8 @@ class TextsRun(fx.Interpreter):
         if key not in self._places:
             each = self.of_all(places).each
             first = torch.arange(0, self.texts * rows, rows, device=each.device)
-            self._places[key] = (each + first.view(-1, *[1] * (each.dim() - 1))).flatten(0, 1)
-        return self._places[key]
+            self._places[key] = places, (each + first.view(-1, *[1] * (each.dim() - 1))).flatten(0, 1)
+        return self._places[key][1]
 
     def _turned(self, target: Any, given: dict[str, Any]) -> Any:
         def flat(value: Any) -> Tensor:
