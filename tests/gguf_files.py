@@ -43,8 +43,8 @@ def save_gguf(
     _write_config(writer, config, architecture)
     _write_tokenizer(writer, folder / "tokenizer.json", config["vocab_size"])
     for key, value in more.items():
-        for held in writer.kv_data:
-            held.pop(key, None)
+        for written in writer.kv_data:
+            written.pop(key, None)
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     for seed, (name, value) in enumerate((held or tensors(folder, config, architecture)).items()):
         whole = value.ndim == 1 or name.endswith("inp.weight")

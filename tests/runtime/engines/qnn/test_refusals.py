@@ -89,8 +89,8 @@ def test_a_refused_node_says_its_name_and_fallback_decodes_without(
 
 def test_rows_in_eight_bits_are_refused(tiny_bundle: Path) -> None:
     bundle = Bundle.open(tiny_bundle)
-    (graphs,) = bundle.manifest.graph_sets
-    int8 = msgspec.structs.replace(graphs, precision=msgspec.structs.replace(graphs.precision, weights="int8"))
+    teacher = bundle.manifest.teacher
+    int8 = msgspec.structs.replace(teacher, config=teacher.config | {"quantised": ["layers.0.qkv"]})
     with pytest.raises(BundleError, match=r"rounds rows to int8, which .* build it with --precision nbits") as caught:
-        HtpEngine(replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, graph_sets=(int8,))))
+        HtpEngine(replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, teacher=int8)))
     assert "\n" not in str(caught.value)
