@@ -25,6 +25,6 @@ def test_a_tree_promises_less_than_it_has_levels(sampled: bool, drafter: Path) -
 @pytest.mark.parametrize("drafter", fixtures.DRAFTERS[1:], ids=lambda drafter: drafter.name)
 def test_texts_behind_documents_are_believed_to_be_harder(drafter: Path, sampled: bool) -> None:
     """By every drafter that looks at the text; Medusa's heads look at one state."""
-    prior = counted_prior(fixtures.counted(drafter, sampled).contexts, {}, ())
+    prior = counted_prior(fixtures.counted(drafter, sampled).contexts, {})
     assert [one.tokens for one in prior.lengths] == [0, 256, 512, 1024]
     assert prior.ease_at(0) > prior.ease_at(1024) + 0.1

@@ -31,6 +31,9 @@ class BranchCache(Cache):
     is the room that an engine believes to have; there is more.
     """
 
+    # As `draftwood.runtime.speculation.kv_cache.KvCache.place`: it lies alone.
+    place = None
+
     def __init__(self, layers: int, slots: int) -> None:
         # The base's own storage is not used.
         self.layers: list[Any] = []
