@@ -15,6 +15,7 @@ import draftwood
 from draftwood.errors import NumericError, RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.engines import registry
 from draftwood.runtime.engines.choice import open_engine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import USUAL, Opening
@@ -125,7 +126,8 @@ class EightAtOnce(CpuEngine):
 
 
 @pytest.fixture
-def toy() -> None:
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})  # for this test alone
     register(EngineKind(name="eight", help="eight texts a step", source=EightAtOnce, graph="step"))
 
 
