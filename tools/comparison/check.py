@@ -10,6 +10,7 @@ are compared in their own element type, executed operator for operator by an int
 from __future__ import annotations
 
 import gc
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -54,6 +55,7 @@ from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference.followed import ExchangedEager, FollowingEager
 
 PROMPT_TOKENS = 96
+_MUCH = 1 << 19  # KiB, as getrusage counts
 
 
 def check(
@@ -68,16 +70,18 @@ def check(
     """
     found: list[Comparison] = []
     caught: list[Control] = []
-    progress = _collected(progress)
+    cycles = _Cycles()
     pairs, nodes = dict[str, Pair](), dict[str, dict[str, int]]()
     for pair in _pairs(bundle, prompts, engine):
         # What is held block by block as well needs no second look at it whole.
         found += _compare(bundle, pair, prompts if pair.drafts else prompts[:1], progress)
+        cycles.free()
         for count in pair.engine.batches:
             progress(f"{pair.name}, {count} texts a launch")
             both = list(compare_texts(pair, count, prompts))
             found += worst(one for one in both if isinstance(one, Comparison))
             caught += [one for one in both if isinstance(one, Control)] if pair.drafts else []
+            cycles.free()
         if pair.drafts and (pair.following or pair.name in ("ge", "npu", engine)):
             for gear in bundle.manifest.gears:
                 progress(f"{pair.name} faults, {gear.name}")
@@ -86,7 +90,7 @@ def check(
         nodes |= {pair.name: dict(pair.engine.nodes)} if pair.engine.nodes else {}
         pairs[pair.name] = replace(pair, engine=pair.reference)
         del pair  # the engine's memory is free while the next one is opened
-        gc.collect()
+        cycles.free()
     trees = {name: tree_faults(buffers) for name, (_, buffers) in bundle.trees.items()}
     return {
         "ok": all(c.ok for c in found) and all(c.caught for c in caught) and not any(trees.values()),
@@ -103,17 +107,19 @@ def check(
     }
 
 
-def _collected(progress: Callable[[str], None]) -> Callable[[str], None]:
-    """Frees what is no longer read at every step of the comparison.
+class _Cycles:
+    """Engines and their texts, in cycles with caches whose size Python's collection does not know."""
 
-    Texts and engines are in cycles with their caches, of whose size Python's own collection knows nothing.
-    """
+    def __init__(self) -> None:
+        self._before = self._peak()
 
-    def collected(what: str) -> None:
-        gc.collect()
-        progress(what)
+    def free(self) -> None:
+        """Collects those that nobody reads, if the comparison has come to need much memory."""
+        if self._peak() > self._before + _MUCH:
+            gc.collect()
 
-    return collected
+    def _peak(self) -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def sample_prompts(bundle: Bundle, path: Path | None, limit: int) -> Iterator[NDArray[np.int64]]:
