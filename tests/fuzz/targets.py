@@ -175,7 +175,7 @@ def statistics(folder: Path, rng: random.Random) -> str:
 def _counted(calibration: Calibration) -> None:
     figures(calibration)
     if calibration.contexts.total and calibration.contexts.depth:
-        make_plan(calibration, Limits(5, 3, 3, 2), None, 1)
+        make_plan(calibration, Limits(5, 3, 3, 2))
     if Calibration.from_bytes(calibration.to_bytes()) != calibration:
         raise Wrong("statistics are others when they are written and read again")
 
@@ -183,7 +183,7 @@ def _counted(calibration: Calibration) -> None:
 def latency(folder: Path, rng: random.Random) -> str:
     """Reads a latency table and plans with it."""
     table = read_latency(folder / "latency.json")
-    make_plan(read_calibration(folder / "statistics.cal"), Limits(5, 3, 3, 2), table, 1)
+    make_plan(read_calibration(folder / "statistics.cal"), Limits(5, 3, 3, 2), table)
     return f"{len(table.entries)} entries"
 
 
