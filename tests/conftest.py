@@ -37,24 +37,6 @@ share_threads(1)
 settings.register_profile("draftwood", derandomize=True, deadline=None)
 settings.load_profile("draftwood")
 
-# Tracing makes objects by the million and almost no cycles: looking for them took an eighth of tracing's time.
-gc.set_threshold(50_000, 10, 10)
-# Files that engines in cycles hold open, beyond those of the last look; select() takes 1024 in all.
-_MORE_FILES = 200
-_files = [0]
-
-
-def pytest_runtest_setup() -> None:
-    """Frees what ended tests have left in cycles, when it holds many files."""
-    if _open_files() > _files[0] + _MORE_FILES:
-        gc.collect()
-        _files[0] = _open_files()
-
-
-def _open_files() -> int:
-    fds = Path("/proc/self/fd")
-    return sum(1 for _ in fds.iterdir()) if fds.is_dir() else 0
-
 
 def pytest_collection_finish() -> None:
     """What the tests' modules have loaded stays, so it is not looked at again."""
