@@ -36,7 +36,7 @@ def _unpacked(packed: Tensor, bits: int, numbers: int) -> Tensor:
     if bits == 8:
         return packed[..., :numbers].float()
     pairs = packed.to(torch.int16)
-    # The low half stays in the first byte, and the high one moves to the second: little-endian, as all these machines.
+    # The low half stays in the first byte of a little-endian pair, and the high one moves to the second.
     pairs |= pairs << 4
     pairs &= 0x0F0F
     return pairs.view(torch.uint8)[..., :numbers].float()

@@ -41,8 +41,8 @@ def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False
       rounded to four bits in blocks of 32 inputs. Three get at least eight bits: the output matrix, the plain layers of
       a packed teacher, and all layers of a W8A8 teacher.
     * ``nbits8``: plain layers are rounded to eight bits.
-    * ``w8a8``: every linear layer but the output matrix is rounded, from any form. On a CPU the output matrix is packed
-      in eight bits: it is a third of a small teacher's bytes, and moves the perplexity less so than in W8A8.
+    * ``w8a8``: every linear layer but the output matrix is rounded, from any form. On a CPU the output matrix gets
+      eight bits in blocks as with ``nbits``; W8A8 rows would cost more of the perplexity.
 
     Experts and routers keep the exact product. On a CPU so does a layer whose groups differ or are no multiple of 32
     inputs. On an NPU a layer is packed under three conditions: four bits throughout, groups of a multiple of 64 inputs,
@@ -55,12 +55,12 @@ def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False
         return checkpoint
     if precision in ("nbits", "nbits8") and checkpoint.config.quantised and not npu:
         return _eight_bits(checkpoint)
-    scored = precision != "nbits-head" and not npu
-    checkpoint = _untied(checkpoint) if scored else checkpoint
-    whole = checkpoint.packed if npu else whole_matrices(checkpoint, 8 if precision in ("nbits8", "w8a8") else 4)
-    layers = [name for name in linear_layers(checkpoint.parts) if scored or name != HEAD]
-    quantised = [name for name in rounded_layers(checkpoint) if name != HEAD] if precision == "w8a8" else []
-    blocked = layers if not quantised else [HEAD] if scored else []
+    w8a8, packs_head = precision == "w8a8", precision != "nbits-head" and not npu
+    checkpoint = _untied(checkpoint) if packs_head else checkpoint
+    whole = checkpoint.packed if npu else whole_matrices(checkpoint, 8 if precision == "nbits8" else 4)
+    layers = linear_layers(checkpoint.parts)
+    quantised = [name for name in rounded_layers(checkpoint) if name != HEAD] if w8a8 else []
+    blocked = [name for name in layers if (packs_head if name == HEAD else not w8a8)]
     packed = [form for layer in blocked if (form := _packed_form(checkpoint, layer, whole, npu))]
     if not (packed or quantised) or checkpoint.config.quantised or (npu and precision == "nbits8"):
         raise _refused(checkpoint, precision, npu)

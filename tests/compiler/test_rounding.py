@@ -97,6 +97,14 @@ def test_every_layer_is_rounded_as_is_said(
             assert torch.equal(found.weight(name), exact.weight(name)), name
 
 
+def test_a_tied_output_matrix_of_odd_width_stays_exact(save_llama: Callable, tmp_path: Path) -> None:
+    """It fits no blocks of 32 inputs; the layers become W8A8 all the same."""
+    save_llama(tmp_path, hidden_size=40, tie_word_embeddings=True)
+    found = in_precision(Checkpoint.open(tmp_path), "w8a8")
+    assert found.config.tied and not found.config.packed
+    assert "layers.0.qkv" in found.config.quantised and "lm_head" not in found.config.quantised
+
+
 def test_what_a_packed_teacher_has_left_plain_gets_eight_bits(save_llama: Callable, tmp_path: Path) -> None:
     save_llama(tmp_path / "plain")
     save_packed(tmp_path / "plain", tmp_path / "packed", "awq")

@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="exact",
         choices=PRECISIONS,
         help="of the teacher's linear layers: exact numbers; packed ones as they are and plain ones rounded to four"
-        " bits (nbits) or eight (nbits8), rows rounded block by block; or rounded to W8A8; with -head the output"
-        " matrix in W8A8, too",
+        " bits (nbits) or eight (nbits8), rows rounded block by block; or rounded to W8A8 (w8a8); nbits-head:"
+        " nbits, the output matrix in W8A8",
     )
     parser.add_argument(
         "--bitwise", action="store_true", help="also the CPU's step in which a row has the same bits in every tree"
