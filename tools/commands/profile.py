@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -24,6 +24,7 @@ from draftwood.trees.calibration_file import write_out
 if TYPE_CHECKING:
     from draftwood.compiler.device.table import DraftCost
     from draftwood.compiler.teachers.config import TeacherConfig
+    from draftwood.compiler.teachers.conversion import Precision
     from draftwood.runtime.bundle import Bundle
     from draftwood.trees.latency import LatencyTable
 
@@ -44,7 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks", type=int, default=1, metavar="N", help="model so many of it, which run a step together"
     )
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
-    parser.add_argument("--precision", choices=PRECISIONS, default="exact", help="of the teacher, as for build")
+    parser.add_argument(
+        "--precision",
+        default="exact",
+        metavar="P[,P...]",
+        help=f"of the teacher, as for build: {', '.join(PRECISIONS)}; several are timed in turns",
+    )
     parser.add_argument(
         "--rows", metavar="T[,T...]", help="row counts besides the bundle's trees'; of a model, instead of 1 to 64"
     )
@@ -52,24 +58,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv", metavar="C[,C...]", help="KV lengths in slots (default: the bundle's; of a model, 1024 to 8192)"
     )
     parser.add_argument("--batch-size", metavar="B[,B...]", help="texts that share a launch (default: 1)")
-    parser.add_argument("--out", required=True, type=Path, metavar="LATENCY", help="file to write the table to")
+    parser.add_argument(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="LATENCY",
+        help="file to write the table to; of several precisions, LATENCY with each one's name after its stem",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.tools.demo import resolve
 
-    source = resolve(args.source)
+    source, precisions = resolve(args.source), parse_precisions(args.precision)
     is_bundle = (source / MANIFEST_FILE).is_file()
     if is_bundle and args.device:
         raise RequestError(f"--device {args.device}: a teacher is modelled, and {source} is a bundle; name its MODEL")
-    read = _modelled if args.device else _measured if is_bundle else _measured_teacher
-    table = read(source, args)
-    write_out(args.out, table.to_json().encode())
-    print(table_text(table))
+    if args.device:
+        tables = [_modelled(source, args, precision) for precision in precisions]
+    else:
+        tables = [_measured(source, args)] if is_bundle else _measured_teacher(source, args, precisions)
+    for precision, table in zip(precisions, tables, strict=True):
+        out = args.out.with_stem(f"{args.out.stem}-{precision}") if len(precisions) > 1 else args.out
+        write_out(out, table.to_json().encode())
+        print(f"{precision}, {table_text(table)}" if len(precisions) > 1 else table_text(table))
     return 0
 
 
-def _modelled(folder: Path, args: argparse.Namespace) -> LatencyTable:
+def parse_precisions(text: str) -> tuple[Precision, ...]:
+    """The precisions of ``nbits,w8a8``."""
+    names = tuple(text.split(","))
+    if set(names) - set(PRECISIONS) or len(set(names)) < len(names):
+        raise RequestError(f"--precision {text}: expected some of {', '.join(PRECISIONS)}, each once")
+    return cast("tuple[Precision, ...]", names)
+
+
+def _modelled(folder: Path, args: argparse.Namespace, precision: Precision) -> LatencyTable:
     from draftwood.compiler.bundle.request import PREFILL_ROWS
     from draftwood.compiler.device.devices import device
     from draftwood.compiler.device.table import modelled_table
@@ -77,7 +101,7 @@ def _modelled(folder: Path, args: argparse.Namespace) -> LatencyTable:
     from draftwood.compiler.teachers.conversion import in_precision
 
     chosen = device(args.device)
-    config = in_precision(Checkpoint.describe(folder), args.precision, npu=True).config
+    config = in_precision(Checkpoint.describe(folder), precision, npu=True).config
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(c for c in MODELLED_SLOTS if c <= config.max_positions)
     _check_slots(slots, config.max_positions)
     drafter, int8 = parse_drafter(args.drafter, folder) if args.drafter else (None, False)
@@ -163,30 +187,34 @@ def parse_drafter(text: str, teacher: Path) -> tuple[DraftCost, bool]:
     return cost, int8
 
 
-def _measured_teacher(model: Path, args: argparse.Namespace) -> LatencyTable:
-    """The steps of a teacher without a drafter, in a bundle that is removed."""
+def _measured_teacher(model: Path, args: argparse.Namespace, precisions: Sequence[Precision]) -> list[LatencyTable]:
+    """The steps of a teacher without a drafter, in bundles that are removed."""
+    if args.drafter or args.ranks != 1:
+        raise RequestError("--drafter and --ranks: they go with --device; without, name a BUNDLE with its drafter")
+    with tempfile.TemporaryDirectory(dir=args.out.absolute().parent, prefix="profiled-") as folder:
+        bundles = [_built(model, args, precision, Path(folder)) for precision in precisions]
+        return _times(bundles, args, _TEACHER_ROUNDS)
+
+
+def _built(model: Path, args: argparse.Namespace, precision: Precision, folder: Path) -> Bundle:
     import draftwood
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.runtime.bundle import Bundle
     from draftwood.tools.making.needs import check_room
     from draftwood.trees.spec import read_specs
 
-    if args.drafter or args.ranks != 1:
-        raise RequestError("--drafter and --ranks: they go with --device; without, name a BUNDLE with its drafter")
-    texts = parse_texts(args.batch_size) if args.batch_size else (1,)
-    with tempfile.TemporaryDirectory(dir=args.out.absolute().parent, prefix="profiled-") as folder:
-        check_room(Checkpoint.open(model), args.precision, Path(folder))
-        request = draftwood.BuildRequest(
-            model=model,
-            drafter=None,
-            trees=read_specs("plain").trees,
-            slots=parse_sizes("--kv", args.kv) if args.kv else (1024,),
-            prefill_rows=(),  # most of the work of a build, and nothing that is timed
-            precision=args.precision,
-            texts=texts[-1],
-        )
-        draftwood.build(request, Path(folder) / "bundle", progress=_say_building)
-        return _times(Bundle.open(Path(folder) / "bundle"), args, _TEACHER_ROUNDS)
+    check_room(Checkpoint.open(model), precision, folder)
+    request = draftwood.BuildRequest(
+        model=model,
+        drafter=None,
+        trees=read_specs("plain").trees,
+        slots=parse_sizes("--kv", args.kv) if args.kv else (1024,),
+        prefill_rows=(),  # most of the work of a build, and nothing that is timed
+        precision=precision,
+        texts=parse_texts(args.batch_size)[-1] if args.batch_size else 1,
+    )
+    draftwood.build(request, folder / precision, progress=_say_building)
+    return Bundle.open(folder / precision)
 
 
 def _say_building(name: str) -> None:
@@ -198,21 +226,23 @@ def _measured(folder: Path, args: argparse.Namespace) -> LatencyTable:
 
     if args.drafter or args.ranks != 1 or args.precision != "exact":
         raise RequestError("--drafter, --ranks and --precision: a BUNDLE has its own; leave them out")
-    return _times(Bundle.open(folder), args)
+    return _times([Bundle.open(folder)], args)[0]
 
 
-def _times(opened: Bundle, args: argparse.Namespace, rounds: int | None = None) -> LatencyTable:
+def _times(opened: Sequence[Bundle], args: argparse.Namespace, rounds: int | None = None) -> list[LatencyTable]:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import default_threads, share_threads
 
     rows = parse_rows(args.rows) if args.rows else ()
-    bundle = _widened(opened, max(rows, default=1))
+    texts = parse_texts(args.batch_size) if args.batch_size else (1,)
     share_threads()
-    engine, texts = CpuEngine(bundle), parse_texts(args.batch_size) if args.batch_size else (1,)
-    if texts[-1] > engine.max_batch:
-        raise RequestError(f"--batch-size {args.batch_size}: {opened.folder} has graphs for at most {engine.max_batch}")
-    slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted({gear.slots for gear in bundle.manifest.gears}))
-    return measure(engine, rows, slots, rounds=rounds, threads=default_threads(), texts=texts)
+    engines = [CpuEngine(_widened(bundle, max(rows, default=1))) for bundle in opened]
+    most = min(engine.max_batch for engine in engines)
+    if texts[-1] > most:
+        raise RequestError(f"--batch-size {args.batch_size}: {opened[0].folder} has graphs for at most {most}")
+    bundled = {gear.slots for bundle in opened for gear in bundle.manifest.gears}
+    slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted(bundled))
+    return measure(engines, rows, slots, rounds=rounds, threads=default_threads(), texts=texts)
 
 
 def _widened(bundle: Bundle, rows: int) -> Bundle:

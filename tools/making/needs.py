@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -90,6 +90,11 @@ def fitting(checkpoint: Checkpoint) -> dict[Precision, int]:
     there = memory()["total_bytes"] or math.inf
     sizes = {name: weight_bytes(checkpoint, name) for name in precisions(checkpoint)}
     return {name: size for name, size in sizes.items() if size <= _SHARE * there}
+
+
+def fit_together(sizes: Mapping[Precision, int]) -> bool:
+    """Whether bundles of these precisions can be in this machine's memory at one time."""
+    return sum(sizes.values()) <= _SHARE * (memory()["total_bytes"] or math.inf)
 
 
 def _way_out(checkpoint: Checkpoint, needed: int, limit: float) -> str:

@@ -1,9 +1,9 @@
 """``make --precision best``: the fastest precision on this machine of those that cost little enough quality.
 
 By bytes alone nobody can tell: four bits are the fastest for one row, eight for trees and for several sequences. So
-each precision's steps are timed here, and each one's perplexity is held to the exact numbers'. The chosen one is made
-and judged; if that fails, the next one. The drafter's precision changes no text: in the end it is tried in eight bits
-besides its own.
+the steps of all are timed here, in turns, and each one's perplexity is held to the exact numbers'. The chosen one is
+made and judged; if that fails, the next one. The drafter's precision changes no text: in the end it is tried in eight
+bits besides its own.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def best(args: argparse.Namespace, work: Path, given: MadeFrom) -> tuple[Path, d
     from draftwood.tools.making.needs import fitting
 
     teacher = Checkpoint.open(resolve(args.model))
-    names = tuple(fitting(teacher))
+    names = fitting(teacher)
     measured = _measured(args, work, given, names) if len(names) > 1 else {name: Measured((), None) for name in names}
     tried: dict[TeacherForm, dict[str, Any]] = {}
     for name in ranking(measured):
@@ -137,32 +137,51 @@ def _row(name: str, one: Measured) -> dict[str, Any]:
 
 
 def _measured(
-    args: argparse.Namespace, work: Path, given: MadeFrom, names: tuple[Precision, ...]
+    args: argparse.Namespace, work: Path, given: MadeFrom, sizes: Mapping[Precision, int]
 ) -> dict[Precision, Measured]:
     """Perplexity and step times of every precision; of one that this machine cannot time, perplexity alone."""
-    from draftwood.trees.latency import LatencyTable
+    from draftwood.tools.making.needs import fit_together
 
     rounding = _rounding(args, work, given)
-    measured: dict[Precision, Measured] = {}
+    # In turns, so that a machine's other work slows all alike; one after the other if they do not fit together.
+    groups = [tuple(sizes)] if fit_together(sizes) else [(name,) for name in sizes]
+    times = {name: ms for group in groups for name, ms in _timed(args, work, given, group).items()}
+    return {name: Measured(times.get(name, ()), rounding.get(name)) for name in sizes}
+
+
+def _timed(
+    args: argparse.Namespace, work: Path, given: MadeFrom, names: tuple[Precision, ...]
+) -> dict[Precision, tuple[float, ...]]:
+    """Milliseconds of ``STEPS`` by precision, of those that this machine can time."""
+    from draftwood.trees.latency import LatencyTable
+
     slots = args.kv.split(",")[0]
     texts, rows = ({str(step[place]) for step in STEPS} for place in (0, 1))
-    for number, name in enumerate(names, 1):
-        folder = work / f"timed-{name}"
-        folder.mkdir(exist_ok=True)
-        out = folder / "latency.json"
-        shape = ("--kv", slots, "--rows", ",".join(sorted(rows)), "--batch-size", ",".join(sorted(texts)))
-        words = ("profile", args.model, "--precision", name, *shape, "--out", str(out))
-        ms: tuple[float, ...] = ()
-        try:
-            title = f"times of {name}, {number} of {len(names)} precisions"
-            run([Stage(title, words, out, "times its steps here")], folder, given)
-        except StageError as error:
-            print(f"not timed: {error}", file=sys.stderr, flush=True)
-        else:
-            table = LatencyTable.from_json(out.read_text(), str(out))
-            ms = tuple(1e3 * table.step_s(count, int(slots), many) for many, count in STEPS)
-        measured[name] = Measured(ms, rounding.get(name))
-    return measured
+    folder = work / f"timed-{'-'.join(names)}"
+    folder.mkdir(exist_ok=True)
+    out = folder / "latency.json"
+    outs = {name: folder / f"latency-{name}.json" if len(names) > 1 else out for name in names}
+    shape = ("--kv", slots, "--rows", ",".join(sorted(rows)), "--batch-size", ",".join(sorted(texts)))
+    words = ("profile", args.model, "--precision", ",".join(names), *shape, "--out", str(out))
+    try:
+        why = f"times steps here{', in turns' if len(names) > 1 else ''}"
+        run([Stage(f"times of {', '.join(names)}", words, outs[names[-1]], why)], folder, given)
+    except StageError as error:
+        print(f"not timed: {error}", file=sys.stderr, flush=True)
+        return _each_alone(args, work, given, names)
+    tables = {name: LatencyTable.from_json(path.read_text(), str(path)) for name, path in outs.items()}
+    return {
+        name: tuple(1e3 * table.step_s(count, int(slots), many) for many, count in STEPS)
+        for name, table in tables.items()
+    }
+
+
+def _each_alone(
+    args: argparse.Namespace, work: Path, given: MadeFrom, names: tuple[Precision, ...]
+) -> dict[Precision, tuple[float, ...]]:
+    """What could not be timed together; nothing of one that was alone."""
+    alone = [(name,) for name in names if len(names) > 1]
+    return {name: ms for group in alone for name, ms in _timed(args, work, given, group).items()}
 
 
 def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str, dict[str, Any]]:

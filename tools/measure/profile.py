@@ -1,4 +1,4 @@
-"""How long the steps of a bundle take on this machine: a measured latency table.
+"""How long the steps of a bundle take on this machine, or of several in turns: measured latency tables.
 
 Every entry is visited once a round, in shuffled order, so that the machine's other work hits all alike. A visit decodes
 a few steps for real: draft, verify after a cache filled to half its KV length, commit of a path scattered in the tree.
@@ -6,6 +6,7 @@ a few steps for real: draft, verify after a cache filled to half its KV length, 
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import time
@@ -54,21 +55,25 @@ class Subject:
 
 
 def measure(
-    engine: Engine,
+    engines: Sequence[Engine],
     rows: Iterable[int],
     slots: Sequence[int],
     rounds: int | None = None,
     threads: int = 0,
     texts: Sequence[int] = (1,),
-) -> LatencyTable:
-    """Times the steps of the bundle's trees, and bushy trees of other ``rows``, at every KV length, for each number of
-    ``texts`` that share a launch, in `LEAST_ROUNDS` rounds or more, or in ``rounds``."""
+) -> list[LatencyTable]:
+    """Times the steps of each bundle's trees, and bushy trees of other ``rows``, at every KV length, for each number of
+    ``texts`` that share a launch, in `LEAST_ROUNDS` rounds or more, or in ``rounds``. All engines share the rounds."""
     rounds = LEAST_ROUNDS if rounds is None else rounds
     if rounds < 1:
         raise RequestError(f"--rounds {rounds}: expected at least 1")
-    bundle, bushy = engine.bundle, set(rows)
-    subjects = [subject for length in slots for subject in _subjects(engine, bushy, length, texts)]
-    times = _time(engine, subjects, rounds, texts)
+    bushy = set(rows)
+    subjects = [[one for length in slots for one in _subjects(engine, bushy, length, texts)] for engine in engines]
+    times = _time(engines, subjects, rounds, texts)
+    return [_table(engine.bundle, taken, threads) for engine, taken in zip(engines, times, strict=True)]
+
+
+def _table(bundle: Bundle, times: Times, threads: int) -> LatencyTable:
     entries = [
         _entry("verify" if count > 1 else "decode", samples, rows=count, slots=length, filled=filled, texts=number)
         for (number, count, length, filled), samples in times.steps.items()
@@ -77,8 +82,8 @@ def measure(
         _entry("draft", seconds, depth=depth, width=width, texts=number)
         for (number, depth, width), seconds in times.drafts.items()
     ]
-    offered = bundle.manifest.drafter
     entries += [_entry("host", seconds, texts=number) for number, seconds in times.hosts.items()]
+    offered = bundle.manifest.drafter
     return LatencyTable(
         source="measured",
         kv_read="filled",
@@ -166,16 +171,19 @@ def committed_path(topology: Topology) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
-def _time(engine: Engine, subjects: list[Subject], rounds: int, texts: Sequence[int] = (1,)) -> Times:
-    times, prompt, order = Times(), _prompt(engine.bundle), random.Random(0)
-    visits: list[Subject | int] = [*texts, *subjects]
-    _visit_all(engine, visits, prompt, Times(), order)  # warm-up
-    began = time.perf_counter()
+def _time(
+    engines: Sequence[Engine], subjects: Sequence[Sequence[Subject]], rounds: int, texts: Sequence[int] = (1,)
+) -> list[Times]:
+    """The times of each engine's subjects, and of its host for each number of texts."""
+    visits = [(place, one) for place, of_engine in enumerate(subjects) for one in (*texts, *of_engine)]
+    times, order = [Times() for _ in engines], random.Random(0)
+    _visit_all(engines, visits, [Times() for _ in engines], order)  # warm-up
+    began, done = time.perf_counter(), itertools.count(1)
 
     def visit() -> None:
-        _visit_all(engine, visits, prompt, times, order)
-        passed = time.perf_counter() - began
-        line = f"round {len(times.hosts[texts[0]])} of at least {rounds}: {len(subjects)} shapes, {passed:.0f} s"
+        _visit_all(engines, visits, times, order)
+        passed, shapes = time.perf_counter() - began, sum(map(len, subjects))
+        line = f"round {next(done)} of at least {rounds}: {shapes} shapes, {passed:.0f} s"
         print(line, file=sys.stderr, flush=True)
 
     in_rounds(visit, rounds, SECONDS * len(visits))
@@ -183,14 +191,15 @@ def _time(engine: Engine, subjects: list[Subject], rounds: int, texts: Sequence[
 
 
 def _visit_all(
-    engine: Engine, visits: Sequence[Subject | int], prompt: list[int], times: Times, order: random.Random
+    engines: Sequence[Engine], visits: Sequence[tuple[int, Subject | int]], times: Sequence[Times], order: random.Random
 ) -> None:
-    """Every subject, and for each number of texts the host."""
-    for visited in order.sample(visits, len(visits)):
+    """Every subject of every engine, and for each number of texts the host."""
+    for place, visited in order.sample(visits, len(visits)):
+        engine = engines[place]
         if isinstance(visited, int):
-            times.hosts[visited].append(_host_seconds(engine, prompt, visited))
+            times[place].hosts[visited].append(_host_seconds(engine, _prompt(engine.bundle), visited))
         else:
-            _visit(engine, visited, times)
+            _visit(engine, visited, times[place])
 
 
 def _visit(engine: Engine, subject: Subject, times: Times) -> None:

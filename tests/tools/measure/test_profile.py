@@ -127,7 +127,7 @@ def test_every_round_visits_every_shape_in_another_order(tiny_bundle: Path, monk
     visits: list[tuple[int, int] | None] = []
     monkeypatch.setattr(profile, "_visit", lambda _, s, __: visits.append((s.tree.rows, s.states[0].slots)))
     monkeypatch.setattr(profile, "_host_seconds", lambda *_: visits.append(None) or 0.0)
-    profile._time(engine, subjects, rounds=3)
+    profile._time([engine], [subjects], rounds=3)
     rounds = [visits[at : at + 11] for at in range(0, len(visits), 11)]
     assert len(rounds) == 4  # one of them to warm up
     everything = {None, *((rows, slots) for rows in (1, 2, 3, 5, 7) for slots in (128, 256))}
@@ -138,8 +138,8 @@ def test_every_round_visits_every_shape_in_another_order(tiny_bundle: Path, monk
 def test_warm_up_is_not_counted(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CpuEngine(Bundle.open(tiny_bundle))
     counted: list[object] = []
-    monkeypatch.setattr(profile, "_visit_all", lambda engine, visits, prompt, times, order: counted.append(times))
-    times = profile._time(engine, profile._subjects(engine, set(), 128), rounds=2)
+    monkeypatch.setattr(profile, "_visit_all", lambda engines, visits, times, order: counted.append(times[0]))
+    (times,) = profile._time([engine], [profile._subjects(engine, set(), 128)], rounds=2)
     assert counted[0] is not times and counted[1:] == [times, times]
 
 
@@ -281,7 +281,7 @@ def test_a_bundle_without_a_drafter(tiny_bundle: Path) -> None:
     }
     manifest = msgspec.structs.replace(whole.manifest, drafter=None, **plain)
     engine = CpuEngine(replace(whole, manifest=manifest, trees={"plain": whole.trees["plain"]}))
-    table = profile.measure(engine, (4,), (128,), rounds=1)
+    (table,) = profile.measure([engine], (4,), (128,), rounds=1)
     assert table.rows(128) == (1, 4) and table.draft_s(3, 3) == 0.0 and table.drafter == {}
 
 
@@ -295,3 +295,33 @@ def test_a_teacher_is_timed_in_a_bundle_that_is_removed(
     table = LatencyTable.from_json(out.read_text(), str(out))
     assert table.texts == (1, 2) and all(table.step_s(rows, 256, texts) > 0 for rows in (1, 4) for texts in (1, 2))
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
+
+
+def test_precisions_are_timed_in_turns(
+    tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its own file, and every round visits both."""
+    visited: list[str] = []
+    real = profile._visit
+
+    def visit(engine: CpuEngine, *given: object) -> None:
+        visited.append(engine.bundle.folder.name)
+        real(engine, *given)
+
+    monkeypatch.setattr(profile, "_visit", visit)
+    line = ["profile", str(tiny_teacher), "--precision", "exact,nbits", "--kv", "256", "--rows", "1,4"]
+    assert main([*line, "--out", str(tmp_path / "l.json")]) == 0
+    assert len(visited) >= 16 and all(set(visited[at : at + 4]) == {"exact", "nbits"} for at in range(0, 16, 4))
+    said = capsys.readouterr().out
+    tables = {name: LatencyTable.from_json((tmp_path / f"l-{name}.json").read_text()) for name in ("exact", "nbits")}
+    assert all(table.rows(256) == (1, 4) and f"{name}, measured on" in said for name, table in tables.items())
+    assert {table.teacher["name"] for table in tables.values()} == {"exact", "nbits"}
+    assert {path.name for path in tmp_path.iterdir()} == {"l-exact.json", "l-nbits.json"}
+
+
+@pytest.mark.parametrize("names", ["five", "nbits,nbits", "exact,"])
+def test_precisions_are_known_and_named_once(
+    tiny_teacher: Path, tmp_path: Path, names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", str(tiny_teacher), "--precision", names, "--out", str(tmp_path / "l")]) == 2
+    assert f"--precision {names}: expected some of exact, " in capsys.readouterr().err
