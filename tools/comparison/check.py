@@ -70,9 +70,10 @@ def check(
     """
     found: list[Comparison] = []
     caught: list[Control] = []
-    cycles = _Cycles()
-    pairs, nodes = dict[str, Pair](), dict[str, dict[str, int]]()
-    for pair in _pairs(bundle, prompts, engine):
+    cycles = Cycles()
+    tolerances, draft_tolerances = dict[str, dict[str, float]](), dict[str, float]()
+    nodes = dict[str, dict[str, int]]()
+    for pair in _pairs(bundle, prompts, engine, cycles):
         # What is held block by block as well needs no second look at it whole.
         found += _compare(bundle, pair, prompts if pair.drafts else prompts[:1], progress)
         cycles.free()
@@ -88,14 +89,14 @@ def check(
                 caught += [*controls(pair, gear, prompts[0]), *draft_controls(pair, gear, prompts[0])]
         caught += _graph_controls(bundle, pair, prompts[0]) if pair.name == "ge" else []
         nodes |= {pair.name: dict(pair.engine.nodes)} if pair.engine.nodes else {}
-        pairs[pair.name] = replace(pair, engine=pair.reference)
-        del pair  # the engine's memory is free while the next one is opened
-        cycles.free()
+        tolerances[pair.name] = {name: allowed.value for name, allowed in pair.measured.items()}
+        draft_tolerances[pair.name] = pair.draft_tolerance
+        del pair  # or its engine would stay open while the next one is opened
     trees = {name: tree_faults(buffers) for name, (_, buffers) in bundle.trees.items()}
     return {
         "ok": all(c.ok for c in found) and all(c.caught for c in caught) and not any(trees.values()),
-        "tolerances": {pair.name: {name: one.value for name, one in pair.measured.items()} for pair in pairs.values()},
-        "draft_tolerances": {pair.name: pair.draft_tolerance for pair in pairs.values()},
+        "tolerances": tolerances,
+        "draft_tolerances": draft_tolerances,
         "prompts": len(prompts),
         "nodes": nodes,
         "trees": trees,
@@ -107,7 +108,7 @@ def check(
     }
 
 
-class _Cycles:
+class Cycles:
     """Engines and their texts, in cycles with caches whose size Python's collection does not know."""
 
     def __init__(self) -> None:
@@ -136,7 +137,7 @@ def sample_prompts(bundle: Bundle, path: Path | None, limit: int) -> Iterator[ND
         yield np.array(ids[: min(PROMPT_TOKENS, most)] or [0], np.int64)
 
 
-def _pairs(bundle: Bundle, prompts: list[NDArray[np.int64]], only: str | None) -> Iterator[Pair]:
+def _pairs(bundle: Bundle, prompts: list[NDArray[np.int64]], only: str | None, cycles: Cycles) -> Iterator[Pair]:
     """The engines that the bundle can be run with, or one, each with its reference, opened when it is asked for.
 
     An engine that shows its states is compared twice: as it is, whole, and block by block.
@@ -148,7 +149,8 @@ def _pairs(bundle: Bundle, prompts: list[NDArray[np.int64]], only: str | None) -
         if npu not in references:
             references[npu] = ExchangedEager(bundle, npu=npu)
             moves[npu] = _measured(references[npu], prompts)
-        yield from _of_engine(bundle, name, references[npu], *moves[npu])
+        yield from _of_engine(bundle, name, references[npu], *moves[npu], cycles)
+        cycles.free()
     if len(references) > 1:
         yield Pair("eager", references[False], references[True], ROUNDED_TOLERANCE)
 
@@ -165,8 +167,14 @@ def _measured(
 
 
 def _of_engine(
-    bundle: Bundle, name: str, reference: ExchangedEager, whole: dict[str, Allowed], halves: dict[str, Allowed]
+    bundle: Bundle,
+    name: str,
+    reference: ExchangedEager,
+    whole: dict[str, Allowed],
+    halves: dict[str, Allowed],
+    cycles: Cycles,
 ) -> Iterator[Pair]:
+    """The engine, and once that is closed and its memory free, the same engine with states to be seen."""
     engine = open_engine(bundle, Opening(engine=name))
     tolerance = HALF_TOLERANCE if engine.half else TOLERANCE
     int8 = bundle.manifest.quantised, bundle.manifest.int8
@@ -177,6 +185,7 @@ def _of_engine(
         return
     yield Pair(name, reference, engine, tolerance, of_drafts, whole, drafts=False)
     del engine
+    cycles.free()
     tapped = TAPPED[name](bundle)
     yield Pair(f"{name} blocks", FollowingEager(bundle, tapped.taps), tapped, tolerance, of_drafts, halves)
 
