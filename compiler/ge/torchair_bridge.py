@@ -27,17 +27,18 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
-from torch._export.utils import _collect_all_valid_cia_ops
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import ExportedProgram, exported_program
+from torch.export import ExportedProgram
 from torch.utils._python_dispatch import _disable_current_modes
 
 import draftwood.kernels  # noqa: F401 (registers every operator: torchair skips converters of unknown ones)
 from draftwood.compiler.ge.converters import register_converters
 from draftwood.compiler.ge.forms import join_transposes, npu_forms
+from draftwood.compiler.ge.retracing import retraced
 from draftwood.compiler.ge.rounding import round_inside
 from draftwood.compiler.ge.tables import fold_tables
+from draftwood.compiler.steps.tracing import uncompiled
 from draftwood.environment import cann_available, torch_npu_folder
 from draftwood.errors import LoweringError
 from draftwood.files import cache_home
@@ -79,7 +80,7 @@ def convert(program: ExportedProgram, written: Mapping[str, int], step: str) -> 
     """
     torchair = _torchair()
     module = decomposed(program)
-    with _quiet(), _torch_npu_absent(), _unrecovered():
+    with _quiet(), _torch_npu_absent(), _unrecovered(), uncompiled():
         config = _config(torchair)
         _write_back(module, written)
         values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
@@ -243,13 +244,12 @@ def _named(method: Any, name: str) -> Any:
 
 def decomposed(program: ExportedProgram) -> fx.GraphModule:
     """The step in the operators that are converted; its nodes have the names that a GE graph's values refer to."""
-    with _quiet(), _torch_npu_absent():
+    with _quiet(), _torch_npu_absent(), uncompiled():
         table = _decompositions()
         join_transposes(program.graph)
         round_inside(program.graph)
         fold_tables(program)
-        with patch.object(exported_program, "_collect_all_valid_cia_ops", _composite):
-            module = program.run_decompositions(table).graph_module
+        module = retraced(program, table)
     # torch.export notes the type before every cast; a note is nothing to convert.
     for note in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         module.graph.erase_node(note)
@@ -378,25 +378,13 @@ def _quiet(log: Path | None = None) -> Iterator[None]:
 
 
 @cache
-def _composite() -> frozenset[Any]:
-    """Operators that are made of others, asked for once: torch.export asks anew for every program, and no step's trace
-    registers one."""
-    return frozenset(_collect_all_valid_cia_ops())
-
-
-@cache
 def _decompositions() -> dict[Any, Any]:
-    """torchair's own table, and the operators that PyTorch itself would dissolve before a backend sees them."""
+    """torchair's own table, and ours."""
     config = _torchair().CompilerConfig()
     utils = importlib.import_module("torchair._utils")
-    table = {
-        operator: function
-        for operator, function in torch.export.default_decompositions().items()
-        if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
-    }
-    theirs = utils.get_npu_default_decompositions()
+    theirs: dict[Any, Any] = utils.get_npu_default_decompositions()
     utils.add_npu_patch(theirs, config)
-    return table | theirs | npu_forms()
+    return theirs | npu_forms()
 
 
 def _write_back(module: fx.GraphModule, written: Mapping[str, int]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from traceback import StackSummary
+from traceback import FrameSummary, StackSummary
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -32,7 +34,7 @@ def trace(step: Step, device: torch.device | None = None) -> ExportedProgram:
     # A step's caches are its variadic arguments, together with its other inputs; torch.export nests these as one tuple.
     plain = len(shapes) - len(step.signature.aliases) - step.read
     nested = (*shapes[:plain], tuple(shapes[plain:])) if plain < len(shapes) else tuple(shapes)
-    with warnings.catch_warnings(), patch.object(fx.proxy.TracerBase, "_filter_traceback_frames", _own_frames):
+    with warnings.catch_warnings(), _traced_lines(), uncompiled():
         warnings.simplefilter("ignore")
         return torch.export.export(
             step.module.eval(), step.examples(device), dynamic_shapes=nested if step.dynamic else None, strict=False
@@ -51,8 +53,50 @@ def shapes_only(dtype: torch.dtype) -> Iterator[FakeTensorMode]:
         torch.set_default_dtype(default)
 
 
-def _own_frames(tracer: fx.proxy.TracerBase, frames: StackSummary) -> StackSummary:
-    """Where a node comes from, down to the line that calls torch; torch.export alone keeps ``forward`` methods only."""
-    outside = [frame for frame in frames if not frame.filename.startswith(_TORCH)]
-    start = next((i for i, frame in enumerate(outside) if frame.name == "forward"), len(outside))
-    return StackSummary.from_list(outside[start:])
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """In the body, graphs are made into Python code when they are first called, not whenever a pass has changed them:
+    of twenty changes a trace calls one."""
+    make = fx.GraphModule.recompile
+
+    def later(module: fx.GraphModule) -> None:
+        if isinstance(module.graph._codegen, fx.graph._PyTreeCodeGen):
+            module._in_spec, module._out_spec = module.graph._codegen.pytree_info[1:3]
+        type(module).forward = first
+
+    def first(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        make(module)
+        return module(*args, **kwargs)
+
+    with patch.object(fx.GraphModule, "recompile", later):
+        yield
+
+
+@contextmanager
+def _traced_lines() -> Iterator[None]:
+    """Nodes note where they come from, down to the line that calls torch, of the frames within the outermost
+    ``forward``; torch.export alone keeps ``forward`` methods only, and reads the line of every frame from its file."""
+    with (
+        patch.object(fx.proxy, "CapturedTraceback", _Frames),
+        patch.object(fx.proxy.TracerBase, "_filter_traceback_frames", lambda tracer, frames: frames),
+    ):
+        yield
+
+
+class _Frames:
+    """In place of torch's captured traceback."""
+
+    @staticmethod
+    def extract() -> type[_Frames]:
+        return _Frames
+
+    @staticmethod
+    def summary() -> StackSummary:
+        frame, found, outermost = sys._getframe(1), list[FrameSummary](), 0
+        while frame is not None and frame.f_code is not trace.__code__:
+            code = frame.f_code
+            if not code.co_filename.startswith(_TORCH):
+                found.append(FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False))
+                outermost = len(found) if code.co_name == "forward" else outermost
+            frame = frame.f_back  # type: ignore[assignment]
+        return StackSummary.from_list(found[:outermost][::-1])
