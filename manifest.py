@@ -288,7 +288,7 @@ def heads_of_rank(heads: int, ranks: int) -> int:
 
 def of_rank(buffers: Iterable[TokenRows], ranks: int) -> tuple[TokenRows, ...]:
     """The part of the buffers that each of ``ranks`` devices keeps."""
-    return tuple(msgspec.structs.replace(one, heads=heads_of_rank(one.heads, ranks)) for one in buffers)
+    return tuple(msgspec.structs.replace(buffer, heads=heads_of_rank(buffer.heads, ranks)) for buffer in buffers)
 
 
 def settled_name(cache: str) -> str:

@@ -64,13 +64,13 @@ def releases_here(engine: str) -> dict[str, str]:
     import onnxruntime
 
     kind = engine_kind(engine)
-    found = {"draftwood": __version__, "onnxruntime": onnxruntime.__version__}
+    releases = {"draftwood": __version__, "onnxruntime": onnxruntime.__version__}
     for package in kind.packages:
         if release := _release(package):
-            found[package] = release
+            releases[package] = release
     if kind.npu and (cann := cann_version()):
-        found["CANN"] = cann
-    return found
+        releases["CANN"] = cann
+    return releases
 
 
 def _release(package: str) -> str | None:

@@ -157,8 +157,8 @@ def probed(module: str, *arguments: str, limit_s: float = PROBE_SECONDS) -> list
     may take its process along."""
     done = ended([sys.executable, "-m", module, *arguments], limit_s)
     with contextlib.suppress(ValueError, IndexError):
-        found: list[dict[str, Any]] = json.loads(done.out.splitlines()[-1])
-        return found
+        verdicts: list[dict[str, Any]] = json.loads(done.out.splitlines()[-1])
+        return verdicts
     last = (done.words.strip().splitlines() or ["no output"])[-1][:200]
     why = last if done.code == -1 else f"exit code {done.code}: {last}"
     return [{"ability": f"the probe {' '.join(arguments)}".strip(), "works": False, "seen": why}]

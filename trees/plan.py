@@ -167,8 +167,8 @@ def _named_trees(shapes: Sequence[GearShape], parts: Parts) -> Trees:
     """Every distinct tree."""
     planned: Trees = {}
     for tree in dict.fromkeys(shape.tree for shape in shapes):
-        taken = {other.name for other in planned.values()}
-        planned[tree] = _planned_tree(_name(tree.rows, taken) if tree.nodes else "plain", tree, parts)
+        names = {other.name for other in planned.values()}
+        planned[tree] = _planned_tree(_name(tree.rows, names) if tree.nodes else "plain", tree, parts)
     return planned
 
 

@@ -154,9 +154,9 @@ class _Cursor:
 
     def skip_strings(self, count: int, key: str) -> None:
         """Moves on by their lengths alone; a vocabulary has a hundred thousand, and is passed several times a build."""
-        length, held, at, end = struct.Struct("<Q").unpack_from, self.held, self.at, len(self.held)
+        length, content, at, end = struct.Struct("<Q").unpack_from, self.held, self.at, len(self.held)
         for _ in range(count):
-            size = length(held, at)[0] if at + 8 <= end else end
+            size = length(content, at)[0] if at + 8 <= end else end
             if at + 8 + size > end:
                 break
             at += 8 + size

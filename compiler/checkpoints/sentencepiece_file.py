@@ -90,13 +90,13 @@ def message_class() -> Any:
     """The class of a model, of its fields that are declared here."""
     pool = descriptor_pool.Default()
     try:
-        found = pool.FindMessageTypeByName(_MESSAGE)
+        descriptor = pool.FindMessageTypeByName(_MESSAGE)
     except KeyError:
         pool.AddSerializedFile(_described().SerializeToString())
-        found = pool.FindMessageTypeByName(_MESSAGE)
+        descriptor = pool.FindMessageTypeByName(_MESSAGE)
     if hasattr(message_factory, "GetMessageClass"):
-        return message_factory.GetMessageClass(found)
-    return message_factory.MessageFactory(pool).GetPrototype(found)  # protobuf 3.20, which CANN brings
+        return message_factory.GetMessageClass(descriptor)
+    return message_factory.MessageFactory(pool).GetPrototype(descriptor)  # protobuf 3.20, which CANN brings
 
 
 def _described() -> descriptor_pb2.FileDescriptorProto:

@@ -165,10 +165,10 @@ class BlockGrowth:
         self._operate(fill, self._made[fill.name], 0, [self.all, *sizes[1:]])
 
     def _operand(self, op: Any, place: int) -> Tensor:
-        held = self._ops[op.input[place].rpartition(":")[0]]
-        if held.type != "Const":
+        constant = self._ops[op.input[place].rpartition(":")[0]]
+        if constant.type != "Const":
             raise Unlike(f"{op.name}: operand {place} is no constant")
-        return tensor_of(held.attr["value"].t)
+        return tensor_of(constant.attr["value"].t)
 
     def _operate(self, op: Any, new: Any, place: int, values: Sequence[int]) -> None:
         """Gives ``new`` another constant operand than ``op`` has."""
@@ -176,9 +176,9 @@ class BlockGrowth:
         if self._reads[name] > 1:
             raise Unlike(f"{name}: a constant of several operators")
         const = self._made[name]
-        held = const.attr["value"].t
-        held.data = torch.tensor(values, dtype=tensor_of(held).dtype).numpy().tobytes()
-        for desc in (held.desc, *const.output_desc, new.input_desc[place]):
+        tensor = const.attr["value"].t
+        tensor.data = torch.tensor(values, dtype=tensor_of(tensor).dtype).numpy().tobytes()
+        for desc in (tensor.desc, *const.output_desc, new.input_desc[place]):
             desc.shape.dim[:] = [len(values)]
         const.attr.pop("_readable_value", None)
 

@@ -104,8 +104,8 @@ def _as_before(
     nodes of a graph's blocks do."""
     if not any(x is not None and x.is_meta for x in operands):
         return call(operands)
-    given = tuple(None if x is None else (x.dtype, x.shape, x.stride(), _content(x)) for x in operands)
-    key = call.node.type, call.slots, repr(call.attributes), len(call.node.output_types), given
+    described = tuple(None if x is None else (x.dtype, x.shape, x.stride(), _content(x)) for x in operands)
+    key = call.node.type, call.slots, repr(call.attributes), len(call.node.output_types), described
     if key not in known:
         known[key] = call(operands)
     return known[key]

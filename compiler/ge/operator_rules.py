@@ -55,11 +55,11 @@ class Use:
 
     graph: Graph
     node: Node
-    given: Mapping[str, Typed]
+    operands: Mapping[str, Typed]
     results: tuple[Typed, ...]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.given[name][1]
+        return self.operands[name][1]
 
 
 # The broken rule, and whether that is an error or costs time only.
@@ -105,19 +105,19 @@ def use_of(graph: Graph, node: Node, shapes: Mapping[str, tuple[Typed, ...]]) ->
 
 def placed_use(use: Use) -> Placed | None:
     """Where GE runs a node, by its types; None if the table lacks its operator."""
-    types = {name: dtype for name, (dtype, _) in use.given.items()}
+    types = {name: dtype for name, (dtype, _) in use.operands.items()}
     return place(use.node.type, types, [dtype for dtype, _ in use.results])
 
 
 def _taken_out(use: Use) -> bool:
     """Whether GE runs nothing for a node: a view, or a Cast to the type that the value has (cast_remove_pass.cc)."""
-    return use.node.type in FREE or (use.node.type == "Cast" and use.given["x"][0] == use.results[0][0])
+    return use.node.type in FREE or (use.node.type == "Cast" and use.operands["x"][0] == use.results[0][0])
 
 
 def _types(use: Use) -> Iterator[Broken]:
     """No row of the table: an error. The AI CPU alone, or a Cast that GE adds: a warning, because it costs time."""
     placed = placed_use(use)
-    operands = ", ".join(f"{name} {_short(dtype)}" for name, (dtype, _) in use.given.items())
+    operands = ", ".join(f"{name} {_short(dtype)}" for name, (dtype, _) in use.operands.items())
     if placed is None:
         yield "error", f"no element types are known of operator {use.node.type}; read what it takes, and distil them"
     elif placed.engine == "none":
@@ -146,7 +146,7 @@ def _short(dtype: torch.dtype) -> str:
 
 def _ai_cpu_s(use: Use) -> float:
     """Modelled: its start, and its operands and results once through an Arm core."""
-    moved = sum(math.prod(shape) * dtype.itemsize for dtype, shape in (*use.given.values(), *use.results))
+    moved = sum(math.prod(shape) * dtype.itemsize for dtype, shape in (*use.operands.values(), *use.results))
     return AI_CPU_OVERHEAD.value + moved / AI_CPU_BANDWIDTH.value
 
 
@@ -174,7 +174,7 @@ def _apply_rotary(use: Use) -> Iterator[Broken]:
         return
     if (*q[:2], 1, q[3]) != cos or use.shape("sin") != cos or (*k[:2], k[3]) != (*q[:2], q[3]):
         yield "error", f"key is {list(k)}, cos {list(cos)}; expected no broadcast of B, T or D"
-    width = torch.finfo(use.given["query"][0]).bits // 8
+    width = torch.finfo(use.operands["query"][0]).bits // 8
     needed = (5 * (q[2] + k[2]) * 4 + 4 * width + 8) * q[3]
     if needed > _UNIFIED_BUFFER:
         yield "error", f"{q[2]} + {k[2]} heads of {q[3]} need {needed} bytes of {_UNIFIED_BUFFER} of unified buffer"
@@ -209,7 +209,7 @@ def _scatter(use: Use) -> Iterator[Broken]:
 def _matmul(use: Use) -> Iterator[Broken]:
     if (len(use.shape("x1")), len(use.shape("x2"))) != (2, 2):
         yield "error", f"operands are {list(use.shape('x1'))} and {list(use.shape('x2'))}; expected two matrices"
-    bias = use.given.get("bias")
+    bias = use.operands.get("bias")
     if bias is not None and bias[1] != use.results[0][1][-1:]:
         yield "error", f"bias is {list(bias[1])}; expected {list(use.results[0][1][-1:])}"
 
@@ -220,9 +220,12 @@ def _dynamic_quant(use: Use) -> Iterator[Broken]:
 
 
 def _norm_quant(use: Use) -> Iterator[Broken]:
-    kind, shape = use.given["x1"]
-    if use.given["x2"] != (kind, shape) or use.given["gamma"] != (kind, shape[-1:]):
-        yield "error", f"x2 is {use.given['x2']}, gamma {use.given['gamma']}; expected {kind} like x1, {list(shape)}"
+    kind, shape = use.operands["x1"]
+    if use.operands["x2"] != (kind, shape) or use.operands["gamma"] != (kind, shape[-1:]):
+        yield (
+            "error",
+            f"x2 is {use.operands['x2']}, gamma {use.operands['gamma']}; expected {kind} like x1, {list(shape)}",
+        )
     if (epsilon := attribute(use.node, "epsilon")) <= 0:
         yield "error", f"epsilon is {epsilon}; expected more than 0"
 
@@ -244,9 +247,9 @@ def _quant_matmul(use: Use) -> Iterator[Broken]:
     if max(x1[-1], x2[-1]) > _WIDEST:
         yield "warning", f"{max(x1[-1], x2[-1])} columns; CANN before 9.1 takes {_WIDEST} at most"
     for name, shape in (("scale", result[-1:]), ("pertoken_scale", result[:1])):
-        if use.given.get(name) != (torch.float32, shape):
-            yield "error", f"{name} is {use.given.get(name)}; expected float32 {list(shape)}"
-    bias = use.given.get("bias")
+        if use.operands.get(name) != (torch.float32, shape):
+            yield "error", f"{name} is {use.operands.get(name)}; expected float32 {list(shape)}"
+    bias = use.operands.get("bias")
     if bias is not None and (bias[1] != result[-1:] or bias[0] not in (kind, torch.float32)):
         yield "error", f"bias is {bias[0]} {list(bias[1])}; expected {kind} or float32 {list(result[-1:])}"
 
@@ -258,13 +261,15 @@ def _int4_matmul(use: Use) -> Iterator[Broken]:
         yield "error", f"operands are {list(x)} and {list(words)}; expected matrices, at most {_WIDEST} wide and high"
     elif group not in GROUPS or words[0] % group or group == words[0] or outputs % OUTPUTS:
         yield "error", f"groups of {group} of {words[0]} inputs, {outputs} outputs; expected {GROUPS}, and {OUTPUTS}"
-    elif scale != (words[0] // group, outputs) or use.given.get("antiquant_offset", use.given["antiquant_scale"]) != (
-        use.given["x"][0],
+    elif scale != (words[0] // group, outputs) or use.operands.get(
+        "antiquant_offset", use.operands["antiquant_scale"]
+    ) != (
+        use.operands["x"][0],
         scale,
     ):
         yield "error", f"scales are {list(scale)}; expected {[words[0] // group, outputs]}, offsets like them"
-    bias = use.given.get("bias")
-    kind = torch.float32 if use.given["x"][0] is torch.bfloat16 else torch.float16
+    bias = use.operands.get("bias")
+    kind = torch.float32 if use.operands["x"][0] is torch.bfloat16 else torch.float16
     if bias is not None and bias != (kind, (outputs,)):
         yield "error", f"bias is {bias[0]} {list(bias[1])}; expected {kind} {[outputs]}"
 
@@ -275,7 +280,7 @@ def _batch_matmul(use: Use) -> Iterator[Broken]:
 
 
 def _norm(use: Use) -> Iterator[Broken]:
-    x = use.shape("x1" if "x1" in use.given else "x")
+    x = use.shape("x1" if "x1" in use.operands else "x")
     if use.shape("gamma") != x[-1:]:
         yield "error", f"gamma is {list(use.shape('gamma'))}; expected {list(x[-1:])}"
 
@@ -292,7 +297,7 @@ def _wide(use: Use) -> Iterator[Broken]:
 
 
 def _join(use: Use) -> Iterator[Broken]:
-    for kind, shape in use.given.values():
+    for kind, shape in use.operands.values():
         if math.prod(shape) * kind.itemsize % 32:
             yield "warning", f"a part {list(shape)} is no multiple of 32 bytes: GE runs a kernel that copies"
 
@@ -319,7 +324,7 @@ def _routing(use: Use) -> Iterator[Broken]:
 
 
 def _grouped(use: Use) -> Iterator[Broken]:
-    x, weight, groups = use.shape("x0"), use.shape("weight0"), use.given["group_list"]
+    x, weight, groups = use.shape("x0"), use.shape("weight0"), use.operands["group_list"]
     if (len(x), len(weight)) != (2, 3):
         yield "error", f"x is {list(x)}, weight {list(weight)}; expected 2 and 3 dimensions"
     elif max(x[-1], weight[-1]) >= 65536:
@@ -329,8 +334,8 @@ def _grouped(use: Use) -> Iterator[Broken]:
 
 
 def _finalize(use: Use) -> Iterator[Broken]:
-    if "scales" in use.given and use.given["scales"][0] != use.given["expanded_x"][0]:
-        yield "error", f"scales are {use.given['scales'][0]}; expected the type of the rows"
+    if "scales" in use.operands and use.operands["scales"][0] != use.operands["expanded_x"][0]:
+        yield "error", f"scales are {use.operands['scales'][0]}; expected the type of the rows"
 
 
 def _collective(use: Use) -> Iterator[Broken]:
@@ -345,7 +350,7 @@ def _collective(use: Use) -> Iterator[Broken]:
         )
     if any(reader.type == "NetOutput" for reader, _ in use.graph.readers(use.node.name)):
         yield "error", f"its result is an output of the graph; expected another operator after it ({_HCOM})"
-    if use.node.type == "HcomAllReduce" and use.given["x"][0] is torch.bfloat16:
+    if use.node.type == "HcomAllReduce" and use.operands["x"][0] is torch.bfloat16:
         yield "warning", "the operator's definition lists no bfloat16, which HCCL itself adds up"
 
 

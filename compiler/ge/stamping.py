@@ -40,8 +40,8 @@ def stamp(
     Raises:
         Unlike: an operator outside of the blocks is none of those whose sizes are known to grow.
     """
-    made = _GeStamp(graph, short, step, {**inputs, **parameters})
-    return Converted(made.graph(), made.known(inputs), made.known(parameters))
+    stamping = _GeStamp(graph, short, step, {**inputs, **parameters})
+    return Converted(stamping.graph(), stamping.known(inputs), stamping.known(parameters))
 
 
 class _GeStamp:
@@ -49,7 +49,7 @@ class _GeStamp:
 
     def __init__(self, graph: Any, short: ShortStep, step: Step, given: Mapping[str, str]) -> None:
         self.old, self.short, self.step, self.given = graph, short.short, step, given
-        self.growth = BlockGrowth(graph, len(self.short.kept), self.short.source)
+        self.growth = BlockGrowth(graph, len(self.short.blocks), self.short.source)
         self.ops = {op.name: op for op in graph.op}
         self.borders = {(op.attr[BORDER_NUMBER].i, op.attr[BORDER_SIDE].i): op for op in graph.op if _is_border(op)}
         # Placeholders stand first.
@@ -110,9 +110,9 @@ class _GeStamp:
                 run.append(op)
                 continue
             for number, at in enumerate(self.short.source):
-                for own in run:
-                    if self._block_of(own) == at:
-                        self._placeholder(own, number)
+                for member in run:
+                    if self._block_of(member) == at:
+                        self._placeholder(member, number)
             run = []
             if op is not None:
                 self.new.append(copied(op))
@@ -150,11 +150,11 @@ class _GeStamp:
         if _is_border(op):
             block, side = op.attr[BORDER_NUMBER].i, op.attr[BORDER_SIDE].i
             if number < 0:
-                return self.passed[self.short.kept[block] if block < self.growth.few else self.growth.all][side]
+                return self.passed[self.short.blocks[block] if block < self.growth.few else self.growth.all][side]
             assert block == at, f"{text}: a block reads what enters another"
             return self.passed[number][side]
         if (parts := numbered(self.given.get(name))) is not None:
-            block = number if number >= 0 else self.short.kept[int(parts[2])]
+            block = number if number >= 0 else self.short.blocks[int(parts[2])]
             return f"{parts[1]}{block}{parts[3]}:{output}"
         if name in self.growth.cuts:
             return self._part(name, int(output), number, at)
@@ -163,7 +163,7 @@ class _GeStamp:
             return text
         if number >= 0 and place not in (at, 0):
             raise Unlike(f"{text}: block {at} reads what block {place} has computed")
-        block = number if place == at else self.short.kept[place]
+        block = number if place == at else self.short.blocks[place]
         return f"{name}.{block}:{output}"
 
     def _part(self, name: str, output: int, number: int, at: int) -> str:

@@ -82,13 +82,13 @@ class TextsStep(nn.Module):
                 self._held.append(f"table_{len(self._held)}")
                 self.register_buffer(self._held[-1], program.constants[target], persistent=False)
 
-    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         signature = pooled_signature(self.one, self.texts)
-        named = dict(zip((spec.name for spec in signature.inputs), given, strict=True))
+        named = dict(zip((spec.name for spec in signature.inputs), tensors, strict=True))
         inputs = [EveryText(self.texts, rows=self._rows(named, spec.name)) for spec in self.one.inputs]
-        held = [attrgetter(name)(self) for name in self._held]
+        parameters = [attrgetter(name)(self) for name in self._held]
         run = TextsRun(self._program, self.texts)
-        return tuple(run.of_all(value).rows for value in run.run(*held, *inputs))
+        return tuple(run.of_all(value).rows for value in run.run(*parameters, *inputs))
 
     def _rows(self, named: Mapping[str, Tensor], name: str) -> Tensor:
         if name in named:
@@ -130,8 +130,8 @@ class TextsRun(fx.Interpreter):
         if n.op != "call_function" or n.target is getitem or not any(_texts_in(args, kwargs)):
             return super().run_node(n)
         arguments = n.target._schema.arguments  # type: ignore[union-attr]
-        given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
-        return self._result(n.target, {a.name: given.get(a.name, a.default_value) for a in arguments})
+        operands = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+        return self._result(n.target, {a.name: operands.get(a.name, a.default_value) for a in arguments})
 
     def of_all(self, value: EveryText | Tensor) -> EveryText:
         """A value of all texts; one of the program's constants is the same for each."""
@@ -139,29 +139,29 @@ class TextsRun(fx.Interpreter):
             return value
         return EveryText(self.texts, each=value.expand(self.texts, *value.shape))
 
-    def _result(self, target: Any, given: dict[str, Any]) -> Any:
+    def _result(self, target: Any, operands: dict[str, Any]) -> Any:
         packet = target.overloadpacket
         if packet is _NPU.npu_scatter_nd_update:
-            return self._scattered(target, **given)
-        if packet is _ATEN.index_select and given["dim"] == 0 and isinstance(given["index"], EveryText):
-            return self._selected(target, given["self"], given["index"])
-        if packet is _ATEN.index_select and not isinstance(given["index"], EveryText):
-            return self._along(target, given, ("index",))
+            return self._scattered(target, **operands)
+        if packet is _ATEN.index_select and operands["dim"] == 0 and isinstance(operands["index"], EveryText):
+            return self._selected(target, operands["self"], operands["index"])
+        if packet is _ATEN.index_select and not isinstance(operands["index"], EveryText):
+            return self._along(target, operands, ("index",))
         if packet in _ROWS:
-            return self._by_rows(target, given, _ROWS[packet])
+            return self._by_rows(target, operands, _ROWS[packet])
         if packet in _TURNS:
-            return self._turned(target, given)
+            return self._turned(target, operands)
         if torch.Tag.pointwise in target.tags or packet in _ELEMENTWISE:
-            return self._each_of(_call(target, self._aligned(given)))
+            return self._each_of(_call(target, self._aligned(operands)))
         if packet in _AXES and (
-            packet in _WITHOUT_AXIS or any(given.get(name) is not None for name in (*_AXIS, _SHAPE))
+            packet in _WITHOUT_AXIS or any(operands.get(name) is not None for name in (*_AXIS, _SHAPE))
         ):
-            return self._along(target, given)
-        return self._apart(target, given)
+            return self._along(target, operands)
+        return self._apart(target, operands)
 
-    def _by_rows(self, target: Any, given: dict[str, Any], rows: tuple[str, ...]) -> Any:
-        flat = {name: self.of_all(given[name]).rows for name in rows if given[name] is not None}
-        result = _call(target, given | flat)
+    def _by_rows(self, target: Any, operands: dict[str, Any], rows: tuple[str, ...]) -> Any:
+        flat = {name: self.of_all(operands[name]).rows for name in rows if operands[name] is not None}
+        result = _call(target, operands | flat)
         return pytree.tree_map_only(Tensor, lambda value: EveryText(self.texts, rows=value), result)
 
     def _scattered(self, target: Any, input: EveryText, indices: Any, updates: Any) -> EveryText:
@@ -184,42 +184,42 @@ class TextsRun(fx.Interpreter):
             self._places[key] = places, (each + first.view(-1, *[1] * (each.dim() - 1))).flatten(0, 1)
         return self._places[key][1]
 
-    def _turned(self, target: Any, given: dict[str, Any]) -> Any:
+    def _turned(self, target: Any, operands: dict[str, Any]) -> Any:
         def flat(value: Any) -> Tensor:
             return self.of_all(value).each.flatten(0, 2).unsqueeze(0)
 
-        turned = _call(target, pytree.tree_map_only((Tensor, EveryText), flat, given))
+        turned = _call(target, pytree.tree_map_only((Tensor, EveryText), flat, operands))
         return pytree.tree_map_only(
             Tensor, lambda value: EveryText(self.texts, each=value.squeeze(0).unflatten(0, (self.texts, 1, -1))), turned
         )
 
-    def _aligned(self, given: dict[str, Any], rank: int = 0) -> dict[str, Any]:
+    def _aligned(self, operands: dict[str, Any], rank: int = 0) -> dict[str, Any]:
         """Operands that broadcast as those of one text do: fewer axes are made more after that of the texts."""
-        most = max(rank, *(_rank(value) for value in pytree.tree_leaves(given)))
+        most = max(rank, *(_rank(value) for value in pytree.tree_leaves(operands)))
 
         def aligned(value: EveryText) -> Tensor:
             return value.each[(slice(None), *[None] * (most - _rank(value)))]
 
-        return pytree.tree_map_only(EveryText, aligned, given)
+        return pytree.tree_map_only(EveryText, aligned, operands)
 
-    def _along(self, target: Any, given: dict[str, Any], shared: tuple[str, ...] = ()) -> Any:
+    def _along(self, target: Any, operands: dict[str, Any], shared: tuple[str, ...] = ()) -> Any:
         """An operator along an axis, which has moved on by one; of operands that are ``shared`` there is one."""
         if target.overloadpacket is _ATEN.expand:
-            given = given | self._each_of(self._aligned({"self": given["self"]}, len(given["size"])))
+            operands = operands | self._each_of(self._aligned({"self": operands["self"]}, len(operands["size"])))
         moved = dict[str, Any]()
-        for name, value in given.items():
+        for name, value in operands.items():
             if name in _AXIS:
                 moved[name] = pytree.tree_map_only(int, lambda axis: axis + (axis >= 0), value)
             elif name == _SHAPE:
                 moved[name] = [self.texts, *value]
             elif name not in shared:
                 moved[name] = pytree.tree_map_only((Tensor, EveryText), lambda each: self.of_all(each).each, value)
-        return self._each_of(_call(target, given | moved))
+        return self._each_of(_call(target, operands | moved))
 
-    def _apart(self, target: Any, given: dict[str, Any]) -> Any:
+    def _apart(self, target: Any, operands: dict[str, Any]) -> Any:
         """Text by text."""
         results = [
-            _call(target, pytree.tree_map_only(EveryText, lambda value: value.each.select(0, text), given))  # noqa: B023
+            _call(target, pytree.tree_map_only(EveryText, lambda value: value.each.select(0, text), operands))  # noqa: B023
             for text in range(self.texts)
         ]
         return pytree.tree_map(lambda *parts: EveryText(self.texts, each=torch.stack(parts)), *results)
@@ -228,14 +228,14 @@ class TextsRun(fx.Interpreter):
         return pytree.tree_map_only(Tensor, lambda value: EveryText(self.texts, each=value), result)
 
 
-def _call(target: Any, given: Mapping[str, Any]) -> Any:
+def _call(target: Any, operands: Mapping[str, Any]) -> Any:
     arguments = target._schema.arguments
-    args = [given[argument.name] for argument in arguments if not argument.kwarg_only]
-    return target(*args, **{a.name: given[a.name] for a in arguments if a.kwarg_only})
+    args = [operands[argument.name] for argument in arguments if not argument.kwarg_only]
+    return target(*args, **{a.name: operands[a.name] for a in arguments if a.kwarg_only})
 
 
-def _texts_in(*given: Any) -> Iterator[bool]:
-    return (isinstance(value, EveryText) for value in pytree.tree_leaves(given))
+def _texts_in(*operands: Any) -> Iterator[bool]:
+    return (isinstance(value, EveryText) for value in pytree.tree_leaves(operands))
 
 
 def _rank(value: Any) -> int:

@@ -36,7 +36,7 @@ class _Stamp:
     def __init__(self, model: ir.Model, short: Short, step: Step, traced: Step) -> None:
         self.old, self.short, self.step, self.traced = model, short, step, traced
         self.users = _users(model.graph)
-        self.place = _places(model.graph, self.users, len(short.kept))
+        self.place = _places(model.graph, self.users, len(short.blocks))
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
         # New values by old ones: of shared nodes, of nodes after the blocks, and of each block.
@@ -92,9 +92,9 @@ class _Stamp:
             return
         owners = [self._owner(value) for value in node.inputs]
         blocks = [owner for owner in owners if owner >= 0]
-        joins = sorted(set(blocks)) == list(range(len(self.short.kept))) and len(blocks) == len(owners)
+        joins = sorted(set(blocks)) == list(range(len(self.short.blocks))) and len(blocks) == len(owners)
         if joins:
-            width = len(blocks) // len(self.short.kept)
+            width = len(blocks) // len(self.short.blocks)
             inputs = [
                 self._value(node.inputs[at * width + i], number, at)
                 for number, at in enumerate(self.short.source)
@@ -103,7 +103,7 @@ class _Stamp:
         else:
             outside = self._grown if any(value in self.joined for value in node.inputs) else self._value
             inputs = [
-                self._value(value, self.short.kept[owner], owner) if owner >= 0 else outside(value)
+                self._value(value, self.short.blocks[owner], owner) if owner >= 0 else outside(value)
                 for value, owner in zip(node.inputs, owners, strict=True)
             ]
         self._put_outside(node, inputs, joins)
@@ -115,7 +115,7 @@ class _Stamp:
             for value in node.outputs:
                 new = self.outside[value]
                 assert new is not None
-                if (sizes := list(new.shape or [])) and sizes[0] == len(self.short.kept):
+                if (sizes := list(new.shape or [])) and sizes[0] == len(self.short.blocks):
                     new.shape = ir.Shape([len(self.short.source), *sizes[1:]])
                     self.joined.add(value)
 
@@ -138,7 +138,7 @@ class _Stamp:
         if producer is not None and producer.op_type == "ConstantOfShape":
             shape = producer.inputs[0]
             sizes = shape.const_value.numpy() if shape is not None and shape.const_value is not None else np.array([0])
-            if sizes[0] == len(self.short.kept):
+            if sizes[0] == len(self.short.blocks):
                 all_sizes = self._constant(
                     np.array([len(self.short.source), *sizes[1:]], np.int64), f"{producer.name}.all"
                 )
@@ -172,7 +172,7 @@ class _Stamp:
             return self.outside[value]
         name = value.name or ""
         if (parts := numbered(name)) is not None and value.producer() is None:
-            name = f"{parts[1]}{number if number >= 0 else self.short.kept[int(parts[2])]}{parts[3]}"
+            name = f"{parts[1]}{number if number >= 0 else self.short.blocks[int(parts[2])]}{parts[3]}"
         if value.is_graph_input():
             return self.inputs[name]
         assert value.producer() is None, f"{value.name}: a value of a block that is not asked for there"
@@ -209,7 +209,7 @@ class _Stamp:
             at = self.short.source[number] if parts else -1
             old = olds[f"{parts[1]}{at}{parts[3]}" if parts else spec.name]
             if number < 0 and (at := self._owner(old)) >= 0:  # the one state that a drafter reads
-                number = self.short.kept[at]
+                number = self.short.blocks[at]
             new = self._value(old, number, at)
             assert new is not None
             new.name = spec.name

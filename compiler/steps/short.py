@@ -27,11 +27,11 @@ class Unlike(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """A decoder of a few of another's blocks. ``kept`` are their numbers there. For each block of the other, ``source``
-    is the place in ``kept`` of one of its kind."""
+    """A decoder of a few of another's blocks. ``blocks`` are their numbers there. For each block of the other,
+    ``source`` is the place in ``blocks`` of one of its kind."""
 
     decoder: Decoder
-    kept: tuple[int, ...]
+    blocks: tuple[int, ...]
     source: tuple[int, ...]
 
 

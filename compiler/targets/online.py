@@ -86,8 +86,8 @@ class TorchairExecutor:
         """A step that is not of one text's drafter alone."""
         if signature.kind != "draft-texts":
             return rebuild(signature, self.decoder)
-        one = self._made[signature.name.removesuffix(f"-b{signature.batch}")]
-        return texts_step(one, trace(one, self.device), signature.batch)
+        single = self._made[signature.name.removesuffix(f"-b{signature.batch}")]
+        return texts_step(single, trace(single, self.device), signature.batch)
 
     def compiled(self, signature: GraphSignature) -> InPlaceStep:
         """A step of the bundle, compiled by GE."""

@@ -51,19 +51,19 @@ def write_sentencepiece(model: Path, folder: Path) -> None:
     Raises:
         CheckpointError: no conversion of the model exists, or its files contradict each other.
     """
-    path, held = model / FILE, read_model(model / FILE)
+    path, model_proto = model / FILE, read_model(model / FILE)
     config = _fields(model / _CONFIG)
-    named = _named(held, config, _fields(model / _SPECIAL))
+    named = _named(model_proto, config, _fields(model / _SPECIAL))
     llama = config.get("tokenizer_class") in _LLAMA
-    added = _added(held, config, _fields(model / _ADDED), named, llama)
+    added = _added(model_proto, config, _fields(model / _ADDED), named, llama)
     contents = {token.content for token in added.values()}
-    apart = [piece.piece for piece in held.pieces if piece.type == DEFINED and piece.piece not in contents]
+    apart = [piece.piece for piece in model_proto.pieces if piece.type == DEFINED and piece.piece not in contents]
     try:
-        tokenizer = _cutting(path, held, _pieces(path, held, added), apart)
+        tokenizer = _cutting(path, model_proto, _pieces(path, model_proto, added), apart)
         if llama:
             _as_llama(tokenizer, config)
         else:
-            _as_sentencepiece(tokenizer, held, apart)
+            _as_sentencepiece(tokenizer, model_proto, apart)
         _add(path, tokenizer, added)
         _surround(tokenizer, config, named)
     except CheckpointError:
@@ -71,8 +71,8 @@ def write_sentencepiece(model: Path, folder: Path) -> None:
     except Exception as error:  # the library raises nothing narrower
         refuse(path, f"no tokenizer can be made of it ({error})")
     tokenizer.save(str(folder / "tokenizer.json"))
-    kept = {name: value for name, value in config.values.items() if name not in _LEFT_OUT}
-    written = {"tokenizer_class": "PreTrainedTokenizerFast", **kept, **named}
+    other_fields = {name: value for name, value in config.values.items() if name not in _LEFT_OUT}
+    written = {"tokenizer_class": "PreTrainedTokenizerFast", **other_fields, **named}
     (folder / _CONFIG).write_text(json.dumps(written, indent=2) + "\n")
 
 
@@ -88,63 +88,65 @@ def _content(fields: Fields, name: str, value: Any) -> str | None:
     return content
 
 
-def _named(held: Any, config: Fields, special: Fields) -> dict[str, str]:
+def _named(model_proto: Any, config: Fields, special: Fields) -> dict[str, str]:
     """The tokens that templates ask for: those of the files, else the model's own."""
     named = {}
     for name, field in _NAMED.items():
         content = _content(config, name, config.get(name)) or _content(special, name, special.get(name))
-        own = getattr(held.trainer, field)
-        if content is None and name not in config.values and 0 <= own < len(held.pieces):
-            content = held.pieces[own].piece
+        token_id = getattr(model_proto.trainer, field)
+        if content is None and name not in config.values and 0 <= token_id < len(model_proto.pieces):
+            content = model_proto.pieces[token_id].piece
         if content is not None:
             named[name] = content
     return named
 
 
-def _added(held: Any, config: Fields, older: Fields, named: Mapping[str, str], llama: bool) -> dict[int, AddedToken]:
+def _added(
+    model_proto: Any, config: Fields, older: Fields, named: Mapping[str, str], llama: bool
+) -> dict[int, AddedToken]:
     """By id, tokens that stay whole in a text: the configuration's, or those of added_tokens.json, and named ones."""
-    found: dict[int, AddedToken] = {}
+    tokens: dict[int, AddedToken] = {}
     for key, options in config.nested("added_tokens_decoder").values.items():
         content = _content(config, "added_tokens_decoder", options)
         if not key.isdecimal() or content is None or not isinstance(options, dict):
             config.fail("added_tokens_decoder", "objects with a content, by id")
         flags = {name: bool(options.get(name)) for name in _FLAGS}
-        found[int(key)] = AddedToken(content, normalized=False, **flags)
-    if not found:
-        found = {older.whole(name): AddedToken(name, normalized=False, special=False) for name in older.values}
-    ids = {piece.piece: id_ for id_, piece in enumerate(held.pieces)}
+        tokens[int(key)] = AddedToken(content, normalized=False, **flags)
+    if not tokens:
+        tokens = {older.whole(name): AddedToken(name, normalized=False, special=False) for name in older.values}
+    ids = {piece.piece: id_ for id_, piece in enumerate(model_proto.pieces)}
     more = config.get("additional_special_tokens", [])
     if not isinstance(more, list):
         config.fail("additional_special_tokens", "a list")
     texts = [_content(config, "additional_special_tokens", value) for value in more]
-    known = {token.content for token in found.values()}
+    known = {token.content for token in tokens.values()}
     for text in dict.fromkeys((*named.values(), *texts)):
         if text is not None and text in ids and text not in known:
-            found.setdefault(ids[text], AddedToken(text, normalized=False, special=True))
-    for id_, piece in enumerate(held.pieces if llama else ()):
+            tokens.setdefault(ids[text], AddedToken(text, normalized=False, special=True))
+    for id_, piece in enumerate(model_proto.pieces if llama else ()):
         if piece.type in (CONTROL, DEFINED):
-            found.setdefault(id_, AddedToken(piece.piece, normalized=False, special=piece.type == CONTROL))
-    return dict(sorted(found.items()))
+            tokens.setdefault(id_, AddedToken(piece.piece, normalized=False, special=piece.type == CONTROL))
+    return dict(sorted(tokens.items()))
 
 
-def _pieces(path: Path, held: Any, added: Mapping[int, AddedToken]) -> list[str]:
+def _pieces(path: Path, model_proto: Any, added: Mapping[int, AddedToken]) -> list[str]:
     """The spelling of every id; an added token takes the place of a piece that stands for no text."""
-    pieces = [piece.piece for piece in held.pieces]
+    pieces = [piece.piece for piece in model_proto.pieces]
     for id_, token in added.items():
         if id_ < len(pieces) and pieces[id_] != token.content:
-            if held.pieces[id_].type == NORMAL or token.content in pieces:
+            if model_proto.pieces[id_].type == NORMAL or token.content in pieces:
                 raise CheckpointError(f"{path}: id {id_} is {pieces[id_]!r}; {_CONFIG} says {token.content!r}")
             pieces[id_] = token.content
     return pieces
 
 
-def _cutting(path: Path, held: Any, pieces: Sequence[str], apart: Sequence[str]) -> Tokenizer:
+def _cutting(path: Path, model_proto: Any, pieces: Sequence[str], apart: Sequence[str]) -> Tokenizer:
     """The model's algorithm over its pieces; those in ``apart`` reach it by themselves and stay whole."""
-    bytes_too, unknown = held.trainer.byte_fallback, held.trainer.unk_id
-    if held.trainer.model_type == UNIGRAM:
-        scores = [piece.score for piece in held.pieces]
+    bytes_too, unknown = model_proto.trainer.byte_fallback, model_proto.trainer.unk_id
+    if model_proto.trainer.model_type == UNIGRAM:
+        scores = [piece.score for piece in model_proto.pieces]
         return Tokenizer(Unigram([*zip(pieces, scores, strict=True)], unk_id=unknown, byte_fallback=bytes_too))
-    normal = {piece.piece: (-piece.score, id_) for id_, piece in enumerate(held.pieces) if piece.type == NORMAL}
+    normal = {piece.piece: (-piece.score, id_) for id_, piece in enumerate(model_proto.pieces) if piece.type == NORMAL}
     options = {
         "vocab": {piece: id_ for id_, piece in enumerate(pieces)}, "merges": _merges(normal),
         "unk_token": pieces[unknown], "fuse_unk": True, "byte_fallback": bytes_too,
@@ -179,8 +181,8 @@ def _as_llama(tokenizer: Tokenizer, config: Fields) -> None:
     tokenizer.decoder = spaces_decoder(int(prefix))
 
 
-def _as_sentencepiece(tokenizer: Tokenizer, held: Any, apart: Sequence[str]) -> None:
-    spec = held.normalizer
+def _as_sentencepiece(tokenizer: Tokenizer, model_proto: Any, apart: Sequence[str]) -> None:
+    spec = model_proto.normalizer
     steps = _table(spec.precompiled_charsmap) if spec.precompiled_charsmap else []
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex(r"\A +"), ""), normalizers.Replace(Regex(" +"), " ")]
@@ -208,8 +210,10 @@ def _table(table: bytes) -> list[Any]:
 def _add(path: Path, tokenizer: Tokenizer, added: Mapping[int, AddedToken]) -> None:
     for id_, token in added.items():
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
-        if (own := tokenizer.token_to_id(token.content)) != id_:
-            raise CheckpointError(f"{path}: token {token.content!r} gets id {own}; expected {id_}, as {_CONFIG} says")
+        if (actual_id := tokenizer.token_to_id(token.content)) != id_:
+            raise CheckpointError(
+                f"{path}: token {token.content!r} gets id {actual_id}; expected {id_}, as {_CONFIG} says"
+            )
 
 
 def _surround(tokenizer: Tokenizer, config: Fields, named: Mapping[str, str]) -> None:

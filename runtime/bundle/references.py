@@ -252,7 +252,9 @@ def _shapes(graph: GraphSignature, manifest: Manifest, lowered: GraphSet) -> Ite
 def _fits(spec: TensorSignature, shape: Sequence[int | str]) -> bool:
     """Whether a tensor has these sizes; a letter stands for any."""
     pairs = zip(spec.shape, shape, strict=False)
-    return len(spec.shape) == len(shape) and all(isinstance(size, str) or own == size for own, size in pairs)
+    return len(spec.shape) == len(shape) and all(
+        isinstance(expected, str) or actual == expected for actual, expected in pairs
+    )
 
 
 def _buffers(graph: GraphSignature, manifest: Manifest) -> tuple[TokenRows, ...]:

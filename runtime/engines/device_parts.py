@@ -138,7 +138,7 @@ class DeviceParts:
 
     def _accepted_texts(self, states: Sequence[SequenceState], verified: Sequence[Left]) -> list[Left]:
         """Launches of accept graphs on what launches of several texts have left: one for those that draw alike."""
-        taken = list(verified)
+        results = list(verified)
         launches: dict[tuple[int, str], list[int]] = {}
         for number, (state, left) in enumerate(zip(states, verified, strict=True)):
             launches.setdefault((id(left.launched), draws_of(state.sampling)), []).append(number)
@@ -150,8 +150,8 @@ class DeviceParts:
             for number, (outputs, features) in zip(numbers, accepted, strict=True):
                 buffers = {} if features is None else {"features.out": features}
                 left = verified[number]
-                taken[number] = left._replace(buffers=left.buffers | buffers, outputs=outputs)
-        return taken
+                results[number] = left._replace(buffers=left.buffers | buffers, outputs=outputs)
+        return results
 
     def _taken(self, state: SequenceState, draft: Draft, left: Left) -> Taken:
         """The result of a text's acceptance."""

@@ -201,13 +201,13 @@ def engines() -> dict[str, EngineKind]:
     """
     from importlib.metadata import entry_points  # reads every installed package, which opening a bundle need not
 
-    found = dict(_OURS)
+    kinds = dict(_OURS)
     for entry in entry_points(group=GROUP):
-        if entry.name not in found:
-            found[entry.name] = kind = entry.load()
+        if entry.name not in kinds:
+            kinds[entry.name] = kind = entry.load()
             if not isinstance(kind, EngineKind):
                 _refuse(f"engine {entry.name}: {entry.value} is no EngineKind; mend or remove the package")
-    return found | _registered
+    return kinds | _registered
 
 
 def engine_kind(name: str) -> EngineKind:

@@ -123,11 +123,11 @@ class Drafting:
             first = min(*numbers, pool.places - graph.batch)
             lines, caches = [number - first for number in numbers], pool.draft_window(first, graph.batch)
         by_line = dict(zip(lines, texts, strict=True))
-        given = [
+        of_lines = [
             self._given(single, by_line[line][0], line) if line in by_line else self._nobody(single, line)
             for line in range(graph.batch)
         ]
-        inputs, buffers = together(graph, given)
+        inputs, buffers = together(graph, of_lines)
         outputs = self._run(graph, inputs, buffers | dict(zip(graph.caches, caches, strict=False)))
         return [
             self._drafted(*text, {name: of_line(outputs, name, line, graph.batch) for name in single.results})

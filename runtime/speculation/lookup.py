@@ -47,11 +47,11 @@ def match_class(length: int) -> int:
 
 
 class Siblings(NamedTuple):
-    """The children of a row: their ranks, and how many candidates that asks for."""
+    """The children of a row: their ranks, and their width, the number of candidates that the ranks need."""
 
     parent: int
     ranks: tuple[int, ...]
-    wanted: int
+    width: int
 
 
 # A tree's families from the root down, as its rows stand: level by level, children of one row side by side.

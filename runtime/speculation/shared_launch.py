@@ -14,19 +14,19 @@ from draftwood.runtime.speculation.kv_cache import Buffer
 Given = tuple[dict[str, NDArray], dict[str, Buffer]]
 
 
-def together(graph: GraphSignature, given: Sequence[Given]) -> Given:
+def together(graph: GraphSignature, of_texts: Sequence[Given]) -> Given:
     """Inputs and buffers of a launch from those of its texts; of caches those of each alone."""
     names = {spec.name for spec in graph.inputs}
-    rows = {name: [each[name] for each, _ in given] for name in given[0][0] if name in names}
+    rows = {name: [each[name] for each, _ in of_texts] for name in of_texts[0][0] if name in names}
     inputs: dict[str, NDArray] = {name: np.concatenate(arrays) for name, arrays in rows.items()}
     buffers = dict[str, Buffer]()
-    for text, pair in enumerate(given):
+    for text, pair in enumerate(of_texts):
         for all_of, each in zip((inputs, buffers), pair, strict=True):
-            all_of |= {own: each[name] for name in each if (own := text_name(text, name)) in names}
+            all_of |= {text_input: each[name] for name in each if (text_input := text_name(text, name)) in names}
     return inputs, buffers
 
 
 def of_line(outputs: dict[str, NDArray], name: str, line: int, lines: int) -> NDArray:
     """One text's part of an output."""
-    own = outputs.get(text_name(line, name))
-    return np.split(outputs[name], lines)[line] if own is None else own
+    output = outputs.get(text_name(line, name))
+    return np.split(outputs[name], lines)[line] if output is None else output

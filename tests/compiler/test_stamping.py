@@ -103,7 +103,7 @@ def lowered(step: Step, short: ShortStep | None, path: Path, texts: int = 1) -> 
 
 def check(decoder: Decoder, make: Callable[[Decoder], Step], tmp_path: Path, texts: int = 1) -> None:
     short = shortened(decoder)
-    assert short is not None and len(short.kept) < len(decoder.layers)
+    assert short is not None and len(short.blocks) < len(decoder.layers)
     with patch.object(exporter, "_has_forms", lambda program, registry: False):  # as torch.onnx.export has it
         whole = lowered(make(decoder), None, tmp_path / "whole", texts)
     with patch.object(_fx_passes, "decompose_with_registry", side_effect=AssertionError("an operator without a form")):
@@ -196,7 +196,7 @@ def test_equal_weights_stay_apart(tmp_path: Path, llama: Path, load_decoder: Cal
     decoder = load_decoder(llama, 128)
     short = shortened(decoder)
     assert short is not None
-    for number in short.kept:
+    for number in short.blocks:
         layer = decoder.layers[number]
         layer.mlp_norm.weight.data.copy_(layer.attn_norm.weight)
     check(decoder, cpu_step, tmp_path)

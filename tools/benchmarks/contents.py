@@ -38,7 +38,7 @@ class Chapter:
     section: Section
     blocks: list[Block]
     rows: list[Row]
-    asked: int
+    expected: int
 
     @property
     def busy(self) -> int:
@@ -59,7 +59,7 @@ class Contents:
     @property
     def complete(self) -> bool:
         """Whether all that the suite asks for is there."""
-        return all(len(chapter.rows) >= chapter.asked for chapter in self.chapters)
+        return all(len(chapter.rows) >= chapter.expected for chapter in self.chapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Gain:
 
     where: str
     way: str
-    found: Interval
+    speedup: Interval
 
 
 def contents(folder: Path) -> Contents:
@@ -98,8 +98,9 @@ def _chapter(section: Section, record: dict[str, Any], rows: list[Row]) -> Chapt
 def _gains_of_turns(rows: list[Row]) -> Iterable[Gain]:
     turns = turns_of([row for row in rows if row["section"] == "turns"])
     drafted = (turn for turn in turns if not is_plain(turn.way))
-    for (model, temperature, way), own in gathered(drafted, lambda one: (one.model, one.temperature, one.way)).items():
-        yield Gain(f"turns, {model}, T {temperature:g}", way, total_speedup(own))
+    groups = gathered(drafted, lambda turn: (turn.model, turn.temperature, turn.way))
+    for (model, temperature, way), group in groups.items():
+        yield Gain(f"turns, {model}, T {temperature:g}", way, total_speedup(group))
 
 
 def _gains_of_lengths(rows: list[Row]) -> Iterable[Gain]:
@@ -122,13 +123,13 @@ def _numbers(rows: list[Row], gains: list[Gain]) -> Iterable[Number]:
         yield Number("Is it exact?", f"{100 * same / len(texts):.1f} %", says)
     default = [gain for gain in gains if gain.way.endswith("adaptive")] or gains
     if default:
-        best, worst = (pick(default, key=lambda gain: gain.found.value) for pick in (max, min))
-        yield Number("How much faster?", f"{best.found.value:.2f} x", _words(best, "at best"))
-        yield Number("Where not?", f"{worst.found.value:.2f} x", _words(worst, "at worst"))
+        best, worst = (pick(default, key=lambda gain: gain.speedup.value) for pick in (max, min))
+        yield Number("How much faster?", f"{best.speedup.value:.2f} x", _words(best, "at best"))
+        yield Number("Where not?", f"{worst.speedup.value:.2f} x", _words(worst, "at worst"))
 
 
 def _words(gain: Gain, rank: str) -> str:
-    return f"{rank}: {gain.way}, {gain.where}; 95 % of {gain.found.low:.2f} to {gain.found.high:.2f}"
+    return f"{rank}: {gain.way}, {gain.where}; 95 % of {gain.speedup.low:.2f} to {gain.speedup.high:.2f}"
 
 
 def _draw_overview(gains: list[Gain], canvas: Canvas) -> None:
@@ -136,10 +137,10 @@ def _draw_overview(gains: list[Gain], canvas: Canvas) -> None:
     ordered = gains[::-1]
     for at, gain in enumerate(ordered):
         filled = gain.way.endswith("adaptive")
-        ink, value = draw.colour(gain.way), gain.found.value
-        axes.plot((gain.found.low, gain.found.high), (at, at), color=ink, linewidth=1.4)
+        ink, value = draw.colour(gain.way), gain.speedup.value
+        axes.plot((gain.speedup.low, gain.speedup.high), (at, at), color=ink, linewidth=1.4)
         axes.plot(value, at, "o", color=ink, markersize=5, markerfacecolor=ink if filled else "none")
-        axes.annotate(f"{value:.2f}", (gain.found.high, at), xytext=(5, 0), textcoords="offset points", va="center",
+        axes.annotate(f"{value:.2f}", (gain.speedup.high, at), xytext=(5, 0), textcoords="offset points", va="center",
                       fontsize=8, color=ink)  # fmt: skip
     draw.equal_speed(axes, across=False)
     axes.set_yticks(range(len(ordered)), [f"{gain.way}: {gain.where}" for gain in ordered], fontsize=8)

@@ -20,18 +20,18 @@ PAGE, PICTURES = "report.md", "figures"
 PLAIN = str.maketrans({"\\": r"\\", "|": r"\|", "[": r"\[", "<": "&lt;", "&": "&amp;"})
 
 
-def write_report(found: Contents, folder: Path) -> tuple[Path, list[Path]]:
+def write_report(report: Contents, folder: Path) -> tuple[Path, list[Path]]:
     """Writes the run as it is now into its folder; returns the page and its pictures.
 
     Raises:
         RequestError: the folder cannot be written.
     """
-    page, blocks = folder / PAGE, [block for chapter in found.chapters for block in chapter.blocks]
-    figures = [one for one in (found.picture, *blocks) if isinstance(one, Figure)]
+    page, blocks = folder / PAGE, [block for chapter in report.chapters for block in chapter.blocks]
+    figures = [block for block in (report.picture, *blocks) if isinstance(block, Figure)]
     try:
         (folder / PICTURES).mkdir(exist_ok=True)
-        drawn = [draw.save(one.draw, one.size, folder / PICTURES / f"{one.name}.png") for one in figures]
-        write_whole(page, markdown(found).encode())
+        drawn = [draw.save(figure.draw, figure.size, folder / PICTURES / f"{figure.name}.png") for figure in figures]
+        write_whole(page, markdown(report).encode())
     except OSError as error:
         raise RequestError(
             f"{folder}: cannot be written: {error.strerror}; copy the run to a folder of yours"
@@ -39,21 +39,21 @@ def write_report(found: Contents, folder: Path) -> tuple[Path, list[Path]]:
     return page, drawn
 
 
-def tables_of(found: Contents) -> list[dict[str, Any]]:
+def tables_of(report: Contents) -> list[dict[str, Any]]:
     """The run's tables as plain values; a figure with an interval is value, low and high."""
     return [
         {"section": chapter.section.name, "title": block.title, "columns": block.columns, "lines": block.lines}
-        for chapter in found.chapters
+        for chapter in report.chapters
         for block in chapter.blocks
         if isinstance(block, Table)
     ]
 
 
-def markdown(found: Contents) -> str:
+def markdown(report: Contents) -> str:
     """The page's text."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(found=found, record=found.record, text=_text)
+    return template.render(report=report, record=report.record, text=_text)
 
 
 def _text(block: Block) -> str:

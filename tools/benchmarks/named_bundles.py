@@ -32,17 +32,17 @@ def read_bundles(named: Sequence[str]) -> dict[str, NamedBundle]:
     """
     givens: dict[str, NamedBundle] = {}
     teachers: dict[str, str] = {}
-    for one in named:
-        before, equals, behind = one.partition("=")
-        folder = demo.bundle(behind if equals else one).resolve()
-        name = before if equals else Path(one).name
+    for spec in named:
+        before, equals, after = spec.partition("=")
+        folder = demo.bundle(after if equals else spec).resolve()
+        name = before if equals else Path(spec).name
         if not _NAME.fullmatch(name) or name == PLAIN or name in givens:
             raise RequestError(
-                f"--bundle {one}: its name is {name!r}; expected NAME=DIR, a name of its own of letters, digits, . _ -"
+                f"--bundle {spec}: its name is {name!r}; expected NAME=DIR, a name of its own of letters, digits, . _ -"
             )
         manifest = read_manifest(folder)
         if not manifest.tokenizer:
-            raise RequestError(f"--bundle {one}: has no tokenizer, so text prompts cannot be measured")
+            raise RequestError(f"--bundle {spec}: has no tokenizer, so text prompts cannot be measured")
         givens[name], teachers[manifest.teacher.digest] = NamedBundle(str(folder), manifest), name
     if len(teachers) > 1:
         raise RequestError(

@@ -94,8 +94,8 @@ class Lab:
 
     def prompt(self, number: int, limit: int | None) -> Prompt:
         """The first turn of a conversation, by its number among the ``limit`` that are taken."""
-        own = self.conversations(limit)
-        return own[number % len(own)][0]
+        conversations = self.conversations(limit)
+        return conversations[number % len(conversations)][0]
 
     def enters(self, *place: object) -> bool:
         """Whether it is another place than that of the last task, so that its ways have to be warmed up: other work
@@ -110,11 +110,11 @@ class Lab:
 
     def text(self, engine: Engine, length: int, number: int) -> tuple[str, list[int]]:
         """The ``number``-th text of a length, from 0; RequestError where the prompts do not make so many."""
-        found = next(islice(long_texts(engine, self.prompts, length), number, None), None)
-        if found is None:
+        text = next(islice(long_texts(engine, self.prompts, length), number, None), None)
+        if text is None:
             what = f"fewer than {number + 1} prompts fit {length} tokens"
             raise RequestError(f"suite {self.suite.name}: {what}; give others as --prompts, or lower the limit")
-        return found
+        return text
 
     def prefilled(self, opened: Opened, ids: list[int], slots: int) -> Prefilled:
         """A text after its prompt; the last one is kept, as sampling it otherwise needs no other prefill."""
@@ -142,9 +142,9 @@ class Lab:
     def _times(self, engine: Engine, runs: str) -> tuple[StepTime, ...]:
         """Kept in the user's cache: all tasks of a run, and of one that goes on, choose by one table."""
         threads = len(os.sched_getaffinity(0))
-        kept = tuned_times(engine.bundle, runs, threads)
-        if not kept:
+        times = tuned_times(engine.bundle, runs, threads)
+        if not times:
             self.say(f"timing the gears of {engine.bundle.folder.name}")
-            kept = tuple(tune(engine, TUNE_SECONDS, engine.batches))
-            keep_times(engine.bundle, runs, threads, kept)
-        return kept
+            times = tuple(tune(engine, TUNE_SECONDS, engine.batches))
+            keep_times(engine.bundle, runs, threads, times)
+        return times

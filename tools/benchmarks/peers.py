@@ -44,13 +44,13 @@ def transformers_generate(model: Path, work: Path, threads: int, **options: Any)
     opened.generation_config.pad_token_id = 0  # nothing is padded; unset, it is warned of
 
     def generate(ids: Sequence[int], count: int, temperature: float) -> list[int]:
-        given = torch.tensor([list(ids)])
+        prompt = torch.tensor([list(ids)])
         how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         with torch.inference_mode():
-            mask = torch.ones_like(given)
-            out = opened.generate(given, attention_mask=mask, max_new_tokens=count, **how, **options)
-        found: list[int] = out[0, len(ids) :].tolist()
-        return found
+            mask = torch.ones_like(prompt)
+            out = opened.generate(prompt, attention_mask=mask, max_new_tokens=count, **how, **options)
+        answer: list[int] = out[0, len(ids) :].tolist()
+        return answer
 
     return generate
 
@@ -68,7 +68,7 @@ def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Gen
 
     folder = work / f"genai-{model.name}{'' if precision == 'fp32' else f'-{precision}'}"
     if not (folder / "genai_config.json").exists():
-        given = [
+        arguments = [
             "-i",
             str(gguf_file(model) or model),
             "-o",
@@ -80,7 +80,7 @@ def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Gen
             "-c",
             str(work / "genai-cache"),
         ]
-        subprocess.run([sys.executable, "-c", BUILDER, *given], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-c", BUILDER, *arguments], check=True, capture_output=True)
     file = folder / "genai_config.json"
     config = json.loads(file.read_text())
     config["model"]["decoder"].setdefault("session_options", {})["intra_op_num_threads"] = threads
@@ -93,11 +93,11 @@ def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Gen
         params.set_search_options(max_length=len(ids) + count, **({"do_sample": False} | how))
         generator = onnxruntime_genai.Generator(opened, params)
         generator.append_tokens(list(ids))
-        found: list[int] = []
-        while len(found) < count and not generator.is_done():
+        answer: list[int] = []
+        while len(answer) < count and not generator.is_done():
             generator.generate_next_token()
-            found.append(int(generator.get_next_tokens()[0]))
-        return found
+            answer.append(int(generator.get_next_tokens()[0]))
+        return answer
 
     return generate
 
@@ -121,13 +121,13 @@ def llama(model: Path, work: Path, threads: int, lookup: bool = False) -> Genera
 
     def generate(ids: Sequence[int], count: int, temperature: float) -> list[int]:
         opened.reset()  # or it would find the prompt in its cache
-        found: list[int] = []
+        answer: list[int] = []
         how = {"temp": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
         for token in opened.generate(list(ids), **how):
-            found.append(int(token))
-            if len(found) == count or found[-1] in config.eos:
+            answer.append(int(token))
+            if len(answer) == count or answer[-1] in config.eos:
                 break
-        return found
+        return answer
 
     return generate
 
@@ -177,8 +177,8 @@ def openvino(model: Path, work: Path, threads: int, lookup: bool = False) -> Gen
         )
         row = np.array([list(ids)], np.int64)
         inputs = openvino_genai.TokenizedInputs(openvino.Tensor(row), openvino.Tensor(np.ones_like(row)))
-        found: list[int] = opened.generate(inputs, generation).tokens[0]
-        return found
+        answer: list[int] = opened.generate(inputs, generation).tokens[0]
+        return answer
 
     return generate
 
@@ -237,10 +237,10 @@ def open_peer(name: str, model: Path, work: Path, threads: int) -> Generate | st
     """
     if why := why_missing(name):
         return why
-    given = PEERS[name][1], model, work, threads
+    arguments = PEERS[name][1], model, work, threads
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as aside:
-            aside.submit(_answer_once, *given).result()
+            aside.submit(_answer_once, *arguments).result()
         return PEERS[name][1](model, work, threads)
     except BrokenProcessPool:
         return "ends its process before its first token, as a segmentation fault does"

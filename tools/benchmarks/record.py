@@ -64,16 +64,16 @@ def begin(folder: Path, suite: Suite) -> None:
         write_record(folder, fresh)
         return
     value = read_record(folder)
-    held = value["suite"]
+    recorded = value["suite"]
     for name, ask in suite.builtins()["sections"].items():
-        if held["name"] != suite.name or held["sections"].setdefault(name, ask) != ask:
+        if recorded["name"] != suite.name or recorded["sections"].setdefault(name, ask) != ask:
             raise RequestError(
-                f"--out {folder}: holds a run that asked otherwise of {name!r}, suite {held['name']}; give its"
+                f"--out {folder}: holds a run that asked otherwise of {name!r}, suite {recorded['name']}; give its"
                 " arguments again, or another --out"
             )
     settled = ("seed", "prompts", "bundles", "engine", "model", "checkpoint")
     fixed = {name: value for name, value in suite.builtins().items() if name in settled}
-    if any((held.get(name) or None) != (value or None) for name, value in fixed.items()):
+    if any((recorded.get(name) or None) != (value or None) for name, value in fixed.items()):
         raise RequestError(
             f"--out {folder}: holds a run of other prompts, bundles, another model, engine or seed; take another --out"
         )

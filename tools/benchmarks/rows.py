@@ -84,8 +84,8 @@ def decoded(rows: Sequence[dict[str, Any]]) -> Iterator[DecodedText]:
 
 def _all(rows: Sequence[dict[str, Any]]) -> Iterator[DecodedText]:
     for row in rows:
-        for held in row["found"].get("turns", [row["found"]]):
-            for way, figures in held.get("ways", {}).items():
+        for turn in row["found"].get("turns", [row["found"]]):
+            for way, figures in turn.get("ways", {}).items():
                 yield DecodedText(row["key"], way, figures)
 
 
@@ -95,8 +95,8 @@ def differences(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if not text.figures["equal"]:
             yield {"tie": False, **text.figures.get("difference", {}), "key": text.key, "way": text.way}
     for row in rows:
-        for one in row["found"].get("bench", {}).get("differences", ()):  # of texts that shared launches
-            yield {**one, "key": row["key"], "way": "together"}
-        for way, one in row["found"].get("programs", {}).items():  # ours next to other programs
-            if not one.get("equal", True):
+        for difference in row["found"].get("bench", {}).get("differences", ()):  # of texts that shared launches
+            yield {**difference, "key": row["key"], "way": "together"}
+        for way, figures in row["found"].get("programs", {}).items():  # ours next to other programs
+            if not figures.get("equal", True):
                 yield {"tie": False, "key": row["key"], "way": way}

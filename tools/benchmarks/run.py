@@ -51,7 +51,7 @@ def measure(task: Task, suite: Suite, lab: Lab) -> Row:
     tries, busy = 0, True
     while busy and tries < suite.tries:
         meter = Meter()
-        found = section.measure(task, ask, lab)
+        measured = section.measure(task, ask, lab)
         load = meter.stop()
         tries, busy = tries + 1, load.above(suite.busy_cores)
     return {
@@ -60,7 +60,7 @@ def measure(task: Task, suite: Suite, lab: Lab) -> Row:
         "at": task.at,
         "machine": machine_name(),
         "load": {**asdict(load), "tries": tries, "busy": busy},
-        "found": found,
+        "found": measured,
     }
 
 

@@ -57,10 +57,10 @@ Block = Table | Figure | str
 
 def gathered(items: Iterable[Item], key: Callable[[Item], tuple[Any, ...]]) -> dict[tuple[Any, ...], list[Item]]:
     """Items by what they have in common, in their order."""
-    found: dict[tuple[Any, ...], list[Item]] = {}
+    groups: dict[tuple[Any, ...], list[Item]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def grouped(rows: Iterable[Row], *of: str) -> dict[tuple[Any, ...], list[Row]]:

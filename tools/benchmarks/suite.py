@@ -101,14 +101,14 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         Raises:
             RequestError: a section asks for another bundle, or no section is left.
         """
-        manifests = [one.manifest for one in bundles.values()]
-        context = min(one.dims.context for one in manifests)
+        manifests = [bundle.manifest for bundle in bundles.values()]
+        context = min(manifest.dims.context for manifest in manifests)
         asks = {}
         for name, ask in self.sections.items():
             if strange := [bundle for bundle in ask.bundles if bundle not in bundles]:
                 raise RequestError(f"suite {self.name}: {name} asks for bundle {strange[0]!r}; give it as --bundle")
             lengths = tuple(length for length in ask.lengths if length + ask.max_new_tokens <= context)
-            measured = tuple(one for one in ask.bundles or bundles if takes(name, bundles[one].manifest))
+            measured = tuple(bundle for bundle in ask.bundles or bundles if takes(name, bundles[bundle].manifest))
             if measured and (lengths or not ask.lengths):
                 asks[name] = msgspec.structs.replace(ask, bundles=measured, lengths=lengths)
         if not asks:
@@ -116,7 +116,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return msgspec.structs.replace(
             self,
             sections=asks,
-            bundles={name: one.folder for name, one in bundles.items()},
+            bundles={name: bundle.folder for name, bundle in bundles.items()},
             engine=engine,
             model=model.stem if model else manifests[0].teacher.config["family"],
             checkpoint=str(model.resolve()) if model else None,
@@ -128,8 +128,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return plain
 
 
-def _check(name: str, asked: Sequence[str], known: Sequence[str]) -> None:
-    if strange := [one for one in asked if one not in known]:
+def _check(name: str, values: Sequence[str], known: Sequence[str]) -> None:
+    if strange := [value for value in values if value not in known]:
         raise ValueError(f"{name}: {strange[0]!r} is none of {', '.join(known)}")
 
 

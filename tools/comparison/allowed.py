@@ -68,8 +68,8 @@ def row_difference(apart: NDArray, want: NDArray) -> float:
     """The largest length of a row's difference, as a share of the row's own; inf if there is no number."""
     sizes = np.linalg.norm(want, axis=-1)
     least = max(_LEAST * float(np.median(sizes)), float(np.finfo(np.float32).tiny))
-    found = float((np.linalg.norm(apart, axis=-1) / np.maximum(sizes, least)).max(initial=0))
-    return found if np.isfinite(found) else float("inf")
+    largest = float((np.linalg.norm(apart, axis=-1) / np.maximum(sizes, least)).max(initial=0))
+    return largest if np.isfinite(largest) else float("inf")
 
 
 def rounded_together(manifest: Manifest) -> int:
@@ -167,8 +167,8 @@ def _whole(got: _Read, want: _Read) -> Iterator[tuple[str, float]]:
     yield "logits", relative_difference(got.logits_TV, want.logits_TV)
     yield "choice", 2 * relative_difference(got.logits_TV, want.logits_TV)  # of two logits
     yield "features", relative_difference(got.features_TF, want.features_TF)
-    for one, other in zip(got.caches, want.caches, strict=True):
-        yield "cache after commit", relative_difference(one, other)
+    for got_cache, want_cache in zip(got.caches, want.caches, strict=True):
+        yield "cache after commit", relative_difference(got_cache, want_cache)
 
 
 def _halves(got: _Read, want: _Read) -> Iterator[tuple[str, float]]:
@@ -180,8 +180,8 @@ def _halves(got: _Read, want: _Read) -> Iterator[tuple[str, float]]:
     yield "logits", apart
     yield "choice", 2 * apart
     yield "features", row_difference(got.features_TF - want.features_TF, want.features_TF)
-    for one, other in zip(got.caches, want.caches, strict=True):
-        yield "cache after commit", row_difference(one - other, other)
+    for got_cache, want_cache in zip(got.caches, want.caches, strict=True):
+        yield "cache after commit", row_difference(got_cache - want_cache, want_cache)
 
 
 def _worst(found: Iterable[tuple[str, float]]) -> Counter[str]:

@@ -68,20 +68,20 @@ def check(
 
     With ``engine`` of that one alone.
     """
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     caught: list[Control] = []
     cycles = Cycles()
     tolerances, draft_tolerances = dict[str, dict[str, float]](), dict[str, float]()
     nodes = dict[str, dict[str, int]]()
     for pair in _pairs(bundle, prompts, engine, cycles):
         # What is held block by block as well needs no second look at it whole.
-        found += _compare(bundle, pair, prompts if pair.drafts else prompts[:1], progress)
+        comparisons += _compare(bundle, pair, prompts if pair.drafts else prompts[:1], progress)
         cycles.free()
         for count in pair.engine.batches:
             progress(f"{pair.name}, {count} texts a launch")
             both = list(compare_texts(pair, count, prompts))
-            found += worst(one for one in both if isinstance(one, Comparison))
-            caught += [one for one in both if isinstance(one, Control)] if pair.drafts else []
+            comparisons += worst(result for result in both if isinstance(result, Comparison))
+            caught += [result for result in both if isinstance(result, Control)] if pair.drafts else []
             cycles.free()
         if pair.drafts and (pair.following or pair.name in ("ge", "npu", engine)):
             for gear in bundle.manifest.gears:
@@ -94,15 +94,15 @@ def check(
         del pair  # or its engine would stay open while the next one is opened
     trees = {name: tree_faults(buffers) for name, (_, buffers) in bundle.trees.items()}
     return {
-        "ok": all(c.ok for c in found) and all(c.caught for c in caught) and not any(trees.values()),
+        "ok": all(c.ok for c in comparisons) and all(c.caught for c in caught) and not any(trees.values()),
         "tolerances": tolerances,
         "draft_tolerances": draft_tolerances,
         "prompts": len(prompts),
         "nodes": nodes,
         "trees": trees,
-        "comparisons": [asdict(c) for c in found],
+        "comparisons": [asdict(c) for c in comparisons],
         "controls": [asdict(c) for c in caught],
-        "graphs": _by_graph(found),
+        "graphs": _by_graph(comparisons),
         "mutations": len(caught),
         "mutations_caught": sum(c.caught for c in caught),
     }
@@ -178,10 +178,12 @@ def _of_engine(
     engine = open_engine(bundle, Opening(engine=name))
     tolerance = HALF_TOLERANCE if engine.half else TOLERANCE
     int8 = bundle.manifest.quantised, bundle.manifest.int8
-    tolerance, of_drafts = (max(tolerance, QUANTISED_TOLERANCE if one else 0.0) for one in int8)
+    tolerance, of_drafts = (max(tolerance, QUANTISED_TOLERANCE if quantised else 0.0) for quantised in int8)
     if name not in TAPPED:
         least = Allowed(tolerance, CHOSEN)
-        yield Pair(name, reference, engine, tolerance, of_drafts, {k: max(one, least) for k, one in whole.items()})
+        yield Pair(
+            name, reference, engine, tolerance, of_drafts, {k: max(allowed, least) for k, allowed in whole.items()}
+        )
         return
     yield Pair(name, reference, engine, tolerance, of_drafts, whole, drafts=False)
     del engine
@@ -200,21 +202,21 @@ def _engines(bundle: Bundle) -> list[str]:
 def _compare(
     bundle: Bundle, pair: Pair, prompts: list[NDArray[np.int64]], progress: Callable[[str], None]
 ) -> list[Comparison]:
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for gear in bundle.manifest.gears:
         progress(f"{pair.name}, {gear.name}")
-        found += worst(one for prompt in prompts for one in compare_gear(pair, gear, prompt))
+        comparisons += worst(c for prompt in prompts for c in compare_gear(pair, gear, prompt))
         if isinstance(pair.engine, StaticEngine) and pair.engine.on_device.accepts:
             with in_parts(pair.engine):
-                found += compare_acceptance(pair, gear, prompts[0])
+                comparisons += compare_acceptance(pair, gear, prompts[0])
             if pair.engine.on_device.has_whole and not gear.looks_up:
-                found += worst(compare_whole(pair, gear, prompts[0]))
+                comparisons += worst(compare_whole(pair, gear, prompts[0]))
     if isinstance(pair.engine, StaticEngine):
         for graph in [*pair.engine.graphs, *pair.engine.drafting.extends]:
             if graph.kind == "prefill" or (graph.kind == "extend" and pair.drafts):
                 progress(f"{pair.name}, {graph.name}")
-                found += compare_chunk(pair, graph, prompts[0])
-    return found
+                comparisons += compare_chunk(pair, graph, prompts[0])
+    return comparisons
 
 
 def _graph_controls(bundle: Bundle, pair: Pair, prompt: NDArray[np.int64]) -> Iterator[Control]:
@@ -230,12 +232,12 @@ def _graph_controls(bundle: Bundle, pair: Pair, prompt: NDArray[np.int64]) -> It
 
 def _by_graph(comparisons: list[Comparison]) -> dict[str, dict[str, dict[str, Any]]]:
     """Graph -> engine -> the worst of all its quantities."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    by_graph: dict[str, dict[str, dict[str, Any]]] = {}
     for c in comparisons:
-        entry = found.setdefault(c.graph, {}).setdefault(
+        entry = by_graph.setdefault(c.graph, {}).setdefault(
             c.graphs, {"difference": 0.0, "quantity": c.quantity, "tolerance": c.tolerance, "ok": True}
         )
         if c.difference >= entry["difference"]:
             entry |= {"difference": c.difference, "quantity": c.quantity}
         entry["ok"] = entry["ok"] and c.ok
-    return found
+    return by_graph

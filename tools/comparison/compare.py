@@ -142,7 +142,7 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
     yield from pair.rows(gear.name, "prefill", got, want, "prefill")
     text = [*prompt.tolist(), int(want.choice_R[0])]
     drafts: list[tuple[Draft, Draft]] = []
-    kept = list(pair.following.followed) if pair.following else []
+    followed = list(pair.following.followed) if pair.following else []
     for step in range(STEPS):
         tokens_T, tree = np.array(text[-1:]), pair.reference.bundle.trees["plain"][1]
         if gear.draft:
@@ -150,54 +150,56 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
             drafts.append((mine, theirs))
             tokens_T, tree = mine.tokens_T, mine.tree
         got, want = (single.verify(e, s, tokens_T, tree) for e, s in zip(pair.in_turn, states, strict=True))
-        found = list(pair.rows(gear.name, gear.graph, got, want, f"step {step}"))
+        comparisons = list(pair.rows(gear.name, gear.graph, got, want, f"step {step}"))
         path = tree.paths[-1, : tree.depths[-1] + 1]
-        yield from found if all(one.ok for one in found) else _again(pair, found, [*text[:-1], *tokens_T[path]])
+        if not all(c.ok for c in comparisons):
+            comparisons = list(_again(pair, comparisons, [*text[:-1], *tokens_T[path]]))
+        yield from comparisons
         rows = step_path(tree, step)
-        kept += [[state_TH[rows] for state_TH in pair.following.taken]] if pair.following else []
+        followed += [[state_TH[rows] for state_TH in pair.following.taken]] if pair.following else []
         for state in states:
             state.commit(rows)
             state.check()
         text += [*tokens_T[rows[1:]].tolist(), int(want.choice_R[rows[-1]])]
     if gear.neural and pair.drafts:
         yield from compare_drafts(pair, gear, drafts)
-    yield from _compare_caches(pair, gear, text, states[0], kept)
+    yield from _compare_caches(pair, gear, text, states[0], followed)
 
 
-def _again(pair: Pair, found: Iterable[Comparison], text: Sequence[int]) -> Iterator[Comparison]:
+def _again(pair: Pair, comparisons: Iterable[Comparison], text: Sequence[int]) -> Iterator[Comparison]:
     """By what rounding moves on this very text, read in plain order, if that is more."""
     if pair.following or not pair.measured or not isinstance(pair.reference, ExchangedEager):
-        yield from found
+        yield from comparisons
         return
     whole, _ = measured(pair.reference, [np.array(text, np.int64)])
-    for one in found:
-        allowed = max(whole.get(one.quantity, Allowed(0.0, "")), Allowed(one.tolerance, one.reason))
-        yield replace(one, tolerance=allowed.value, reason=allowed.reason)
+    for c in comparisons:
+        allowed = max(whole.get(c.quantity, Allowed(0.0, "")), Allowed(c.tolerance, c.reason))
+        yield replace(c, tolerance=allowed.value, reason=allowed.reason)
 
 
 def _compare_caches(
-    pair: Pair, gear: Gear, text: list[int], state: SequenceState, kept: Sequence[States]
+    pair: Pair, gear: Gear, text: list[int], state: SequenceState, followed: Sequence[States]
 ) -> Iterator[Comparison]:
     """After many commits they must hold what a fresh prefill holds."""
     length = state.length
     # One more row, so that the last commit is written.
     single.verify(pair.engine, state, np.array(text[-1:]), pair.reference.bundle.trees["plain"][1])
-    fresh = _fresh(pair, gear.slots, np.array(text[:length], np.int64), kept)
-    found = []
+    fresh = _fresh(pair, gear.slots, np.array(text[:length], np.int64), followed)
+    comparisons = []
     for i, (buffer, reference) in enumerate(zip(state.kv.buffers, fresh.kv.buffers, strict=True)):
         name = f"layer {i // 2} {'value' if i % 2 else 'key'}"
         fresh_one = host(reference[:, :length])
-        held = host(state.kv.text(buffer, length), len(fresh_one))
-        found.append(pair.compared(gear.name, gear.graph, "cache after commit", held, fresh_one, name))
-    yield from found if all(one.ok for one in found) else _again(pair, found, text[:length])
+        cached = host(state.kv.text(buffer, length), len(fresh_one))
+        comparisons.append(pair.compared(gear.name, gear.graph, "cache after commit", cached, fresh_one, name))
+    yield from comparisons if all(c.ok for c in comparisons) else _again(pair, comparisons, text[:length])
     if gear.neural and pair.drafts and fresh.draft and fresh.draft.buffers:
         yield from _draft_caches(pair, gear, text[length], state, fresh)
 
 
-def _fresh(pair: Pair, slots: int, tokens_n: NDArray[np.int64], kept: Sequence[States]) -> SequenceState:
+def _fresh(pair: Pair, slots: int, tokens_n: NDArray[np.int64], followed: Sequence[States]) -> SequenceState:
     """The reference's text in one piece; if it follows an engine, from the states that the text's rows had."""
     if pair.following:
-        return pair.following.replayed(slots, tokens_n, kept)
+        return pair.following.replayed(slots, tokens_n, followed)
     state = pair.reference.begin(slots)
     pair.reference.prefill(state, tokens_n)
     return state
@@ -237,8 +239,8 @@ def _draft_caches(
     pair: Pair, gear: Gear, root: int, state: SequenceState, fresh: SequenceState
 ) -> Iterator[Comparison]:
     """The drafter's caches after many drafts against those of the same text in one piece."""
-    for engine, one in ((pair.engine, state), (pair.reference, fresh)):
-        single.draft(engine, one, gear, root)
+    for engine, owner in ((pair.engine, state), (pair.reference, fresh)):
+        single.draft(engine, owner, gear, root)
     yield from _compared_draft_caches(pair, gear.name, gear.draft or "", state, fresh, state.length)
 
 
@@ -274,12 +276,12 @@ def compare_chunk(pair: Pair, graph: GraphSignature, prompt: NDArray[np.int64]) 
 
 def worst(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """The worst of each graph and quantity."""
-    found: dict[tuple[str, str], Comparison] = {}
-    for one in comparisons:
-        key = (one.graph, one.quantity)
-        if key not in found or one.difference > found[key].difference:
-            found[key] = one
-    return list(found.values())
+    worst_of: dict[tuple[str, str], Comparison] = {}
+    for comparison in comparisons:
+        key = (comparison.graph, comparison.quantity)
+        if key not in worst_of or comparison.difference > worst_of[key].difference:
+            worst_of[key] = comparison
+    return list(worst_of.values())
 
 
 def step_path(tree: TreeBuffers, step: int) -> list[int]:

@@ -29,9 +29,9 @@ def check_texts(
     modes = {"plain": FixedTree(bundle), "speculative": FixedTree(bundle, widest_gear(bundle))}
     for name, ids in prompts.items():
         progress(f"texts of prompt {name}")
-        tokens, found = compare_texts(engine, reference, ids, options, modes)
-        differences = [asdict(difference) for difference in found]
-        rows.append({"id": name, "tokens": len(tokens), "equal": not found, "differences": differences})
+        tokens, differing = compare_texts(engine, reference, ids, options, modes)
+        differences = [asdict(difference) for difference in differing]
+        rows.append({"id": name, "tokens": len(tokens), "equal": not differing, "differences": differences})
     ties = [difference["tie"] for row in rows for difference in row["differences"]]
     total = sum(row["tokens"] for row in rows)
     return {

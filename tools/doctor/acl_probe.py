@@ -26,19 +26,19 @@ class Verdict:
 
 def probe(opened: Callable[[], Library] = ascendcl) -> list[Verdict]:
     """All verdicts, as far as one rests on the next; ``opened`` gives another library in tests."""
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     try:
         library = opened()
-        found.append(Verdict("AscendCL with every function that the engine calls", True, "a device was opened"))
-        found.append(Verdict("the chip's name", True, (library.value("aclrtGetSocName") or b"").decode()))
+        verdicts.append(Verdict("AscendCL with every function that the engine calls", True, "a device was opened"))
+        verdicts.append(Verdict("the chip's name", True, (library.value("aclrtGetSocName") or b"").decode()))
         device = AclDevice(library)
         try:
-            found += [_zeros(device), _round_trip(device)]
+            verdicts += [_zeros(device), _round_trip(device)]
         finally:
             device.close()
     except UserError as error:
-        found.append(Verdict("AscendCL", False, str(error)))
-    return found
+        verdicts.append(Verdict("AscendCL", False, str(error)))
+    return verdicts
 
 
 def _zeros(device: AclDevice) -> Verdict:

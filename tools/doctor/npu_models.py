@@ -51,7 +51,7 @@ def make(name: str, folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(fields))
     config = read_config(folder)
-    tensors = {one: _values(one, shape, random) for one, shape in expected_tensors(config).items()}
+    tensors = {tensor: _values(tensor, shape, random) for tensor, shape in expected_tensors(config).items()}
     save_file(tensors, folder / "model.safetensors")
     _tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
@@ -101,10 +101,10 @@ def _eagle3(folder: Path, fields: Mapping[str, Any], embedding: Tensor, random: 
     tensors["fc.weight"] = torch.cat((torch.eye(hidden, dtype=torch.bfloat16), rest), 1)
     tensors["lm_head.weight"] = embedding[:drafted].clone()
     tensors["d2t"] = torch.zeros(drafted, dtype=torch.int64)
-    own = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
-    own |= {"draft_vocab_size": drafted, "target_hidden_size": hidden, "aux_layer_ids": [0, 1, 2]}
+    drafter_fields = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
+    drafter_fields |= {"draft_vocab_size": drafted, "target_hidden_size": hidden, "aux_layer_ids": [0, 1, 2]}
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**fields, **own, "tie_word_embeddings": False}))
+    (folder / "config.json").write_text(json.dumps({**fields, **drafter_fields, "tie_word_embeddings": False}))
     save_file(tensors, folder / "model.safetensors")
 
 

@@ -62,8 +62,8 @@ def _attention(rows: int) -> Probe:
     query = _random(1, rows, HEADS, DIM)
     key, value = (_random(1, SLOTS, KV_HEADS, DIM, seed=seed) for seed in (1, 2))
     masked = (torch.arange(SLOTS) + torch.arange(rows)[:, None]) % 2 == 0
-    said = f"attention of {rows} rows with a mask [1, 1, {rows}, {SLOTS}], BSND"
-    return Probe(said, TreeAttention(), (query, key, value, masked[None, None]), TOLERANCE)
+    ability = f"attention of {rows} rows with a mask [1, 1, {rows}, {SLOTS}], BSND"
+    return Probe(ability, TreeAttention(), (query, key, value, masked[None, None]), TOLERANCE)
 
 
 class RanksJoined(nn.Module):
@@ -197,11 +197,11 @@ def verdict(name: str, device: str = "npu:0", made: Compile | None = None) -> Ve
     probe = PROBES[name]()
     try:
         launch = (made or _compiled(device))(probe.module.to(device_of(device)))
-        given, here = [value.clone().to(device) for value in probe.inputs], [value.clone() for value in probe.inputs]
-        got, want = launch(*given), type(probe.module)()(*here)
+        there, here = [value.clone().to(device) for value in probe.inputs], [value.clone() for value in probe.inputs]
+        got, want = launch(*there), type(probe.module)()(*here)
         # Inputs as well: a cache is written in place.
-        seen = _apart([*got, *given], [*want, *here], probe.tolerance)
-        engines = kernels_of(lambda: launch(*given), device)
+        seen = _apart([*got, *there], [*want, *here], probe.tolerance)
+        engines = kernels_of(lambda: launch(*there), device)
     except Exception as error:  # torchair, GE and operators raise classes of every kind
         return Verdict(probe.ability, False, _first_line(error))
     on = "".join(f"; {kind} on {engine}" for kind, engine in sorted(engines.items()))
@@ -216,12 +216,14 @@ def _compiled(device: str) -> Compile:
 
 def _apart(got: Iterable[Tensor], want: Iterable[Tensor], tolerance: float) -> str:
     """The largest difference; "" if all is near enough."""
-    for number, (one, other) in enumerate(zip(got, want, strict=True)):
-        here = one.cpu()
-        if here.dtype != other.dtype or here.shape != other.shape:
-            return f"result {number} is {here.dtype} {list(here.shape)}, expected {other.dtype} {list(other.shape)}"
-        apart = float((here.float() - other.float()).abs().max())
-        if not apart <= tolerance * max(float(other.float().abs().max()), 1.0):
+    for number, (result, expected) in enumerate(zip(got, want, strict=True)):
+        here = result.cpu()
+        if here.dtype != expected.dtype or here.shape != expected.shape:
+            return (
+                f"result {number} is {here.dtype} {list(here.shape)}, expected {expected.dtype} {list(expected.shape)}"
+            )
+        apart = float((here.float() - expected.float()).abs().max())
+        if not apart <= tolerance * max(float(expected.float().abs().max()), 1.0):
             return f"result {number} differs by {apart:.1e}"
     return ""
 

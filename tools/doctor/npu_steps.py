@@ -42,22 +42,26 @@ class TrialCommand:
 
 def steps(folder: Path, npus: int = 1) -> list[TrialCommand]:
     """All steps; what they make lies in ``folder``."""
-    found = [*_built(folder, "medusa"), *_checked(folder, "medusa", "npu"), _atc(folder, "medusa")]
-    found += _checked(folder, "medusa", "acl")
-    found += [*_built(folder, "eagle3"), *_checked(folder, "eagle3", "npu")]
-    found += [*_built(folder, "wide"), *_checked(folder, "wide", "npu"), _bench(folder, "wide", "npu")]
-    found += [*_built(folder, "wide-w8a8"), *_checked(folder, "wide-w8a8", "npu"), _bench(folder, "wide-w8a8", "npu")]
-    found += [_atc(folder, "wide"), *_checked(folder, "wide", "acl"), _bench(folder, "wide", "acl")]
-    found += [*_built(folder, "wide-8"), *_checked(folder, "wide-8", "npu")]
-    found += [*_checked(folder, "wide", "npu-captured"), _bench(folder, "wide", "npu-captured")]
-    found += [_bench(folder, name, "npu") for name in ("medusa", "eagle3")]
-    return [*found, *_profiled(folder), *_demo(folder, npus), *_msprof(folder)]
+    commands = [*_built(folder, "medusa"), *_checked(folder, "medusa", "npu"), _atc(folder, "medusa")]
+    commands += _checked(folder, "medusa", "acl")
+    commands += [*_built(folder, "eagle3"), *_checked(folder, "eagle3", "npu")]
+    commands += [*_built(folder, "wide"), *_checked(folder, "wide", "npu"), _bench(folder, "wide", "npu")]
+    commands += [
+        *_built(folder, "wide-w8a8"),
+        *_checked(folder, "wide-w8a8", "npu"),
+        _bench(folder, "wide-w8a8", "npu"),
+    ]
+    commands += [_atc(folder, "wide"), *_checked(folder, "wide", "acl"), _bench(folder, "wide", "acl")]
+    commands += [*_built(folder, "wide-8"), *_checked(folder, "wide-8", "npu")]
+    commands += [*_checked(folder, "wide", "npu-captured"), _bench(folder, "wide", "npu-captured")]
+    commands += [_bench(folder, name, "npu") for name in ("medusa", "eagle3")]
+    return [*commands, *_profiled(folder), *_demo(folder, npus), *_msprof(folder)]
 
 
 def _built(folder: Path, name: str) -> Iterator[TrialCommand]:
     model, drafter, tree, more = BUNDLES[name]
-    teacher, made = folder / "models" / model, [one for one, given in BUNDLES.items() if given[0] == model]
-    if name == made[0]:
+    teacher, bundles = folder / "models" / model, [bundle for bundle, parts in BUNDLES.items() if parts[0] == model]
+    if name == bundles[0]:
         making = (sys.executable, "-m", "draftwood.tools.doctor.npu_models", model, str(teacher))
         yield TrialCommand(f"make {model}", making, 300)
     words = f"--tree {tree} --kv 1024 --target ge {more} --out {folder / name}"

@@ -31,6 +31,6 @@ def verdict(backend: str) -> Verdict:
 
 
 if __name__ == "__main__":
-    said = verdict(sys.argv[1])
+    result = verdict(sys.argv[1])
     if os.environ["RANK"] == "0":
-        print(json.dumps([asdict(said)]))
+        print(json.dumps([asdict(result)]))

@@ -52,14 +52,15 @@ class OccupancySteps:
     chosen: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     def __add__(self, other: OccupancySteps) -> OccupancySteps:
-        return OccupancySteps(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(OccupancySteps)))
+        names = [field.name for field in fields(OccupancySteps)]
+        return OccupancySteps(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def add(self, outcomes: Sequence[Outcome], seconds: float) -> None:
         """A step has ended."""
         self.steps, self.seconds = self.steps + 1, self.seconds + seconds
-        self.graph_seconds += sum((one.draft_us + one.verify_us) / one.texts for one in outcomes) / 1e6
-        self.tokens += sum(one.gained for one in outcomes)
-        self.chosen.update((one.texts, one.gear.name) for one in outcomes)
+        self.graph_seconds += sum((outcome.draft_us + outcome.verify_us) / outcome.texts for outcome in outcomes) / 1e6
+        self.tokens += sum(outcome.gained for outcome in outcomes)
+        self.chosen.update((outcome.texts, outcome.gear.name) for outcome in outcomes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,9 +102,9 @@ def bench_batches(
     engine.open_all()
     ways = {PLAIN: Way(engine, plain), FAST: Way(engine, speculative)}
     rounds: list[tuple[list[PlainTurn], dict[str, Pass]]] = []
-    asked = _alone(ways[PLAIN], prompts, options)
+    decoded = _alone(ways[PLAIN], prompts, options)
     for number in range(len(prompts) // (texts * TURNS_A_PLACE)):
-        group = list(islice(asked, texts * TURNS_A_PLACE))
+        group = list(islice(decoded, texts * TURNS_A_PLACE))
         if not number:  # warms up
             side_by_side(ways, group, options, texts)
         rounds.append((group, side_by_side(ways, group, options, texts, number)))
@@ -115,9 +116,9 @@ class _Texts:
     """A way's turns, ``texts`` of them at a time."""
 
     def __init__(self, way: Way, turns: Sequence[PlainTurn], options: Options, texts: int) -> None:
-        told = options.sampling.greedy, options.max_new_tokens
+        of_text = options.sampling.greedy, options.max_new_tokens
         self._engine, self._texts = way.engine, texts
-        self._waiting = deque(Decoding(way.engine, turn.ids, options, way.policies.new(*told)) for turn in turns)
+        self._waiting = deque(Decoding(way.engine, turn.ids, options, way.policies.new(*of_text)) for turn in turns)
         self._ordered, self._running = list(self._waiting), list[Decoding]()
         self._found = defaultdict[int, OccupancySteps](OccupancySteps)
 
@@ -161,10 +162,10 @@ def side_by_side(
     order alternates with the round's ``number``."""
     going = {name: _Texts(way, turns, options, texts) for name, way in ways.items()}
     order = list(going.values())[:: -1 if number % 2 else 1]
-    while any(one.going for one in order):
-        for one in order:
-            one.run()
-    return {name: one.passed() for name, one in going.items()}
+    while any(group.going for group in order):
+        for group in order:
+            group.run()
+    return {name: group.passed() for name, group in going.items()}
 
 
 def _alone(way: Way, prompts: Sequence[Prompt], options: Options) -> Iterator[PlainTurn]:
@@ -181,7 +182,7 @@ def _alone(way: Way, prompts: Sequence[Prompt], options: Options) -> Iterator[Pl
 def _rate_alone(turns: Sequence[PlainTurn]) -> float:
     """Tokens a second of plain decoding, one text at a time."""
     measured = [turn.alone for turn in turns if turn.alone.steps]
-    return sum(one.steps for one in measured) / sum(one.decode_seconds for one in measured)
+    return sum(result.steps for result in measured) / sum(result.decode_seconds for result in measured)
 
 
 def _report(
@@ -189,24 +190,24 @@ def _report(
 ) -> dict[str, Any]:
     """Rates in tokens a second; a speed-up is of one round."""
     differences = [
-        asdict(explain(engine, turn.id, turn.ids, turn.alone.token_ids, one.token_ids, options, noise))
+        asdict(explain(engine, turn.id, turn.ids, turn.alone.token_ids, result.token_ids, options, noise))
         for turns, passes in rounds
         for name in (PLAIN, FAST)
-        for turn, one in zip(turns, passes[name].results, strict=True)
-        if turn.alone.token_ids != one.token_ids
+        for turn, result in zip(turns, passes[name].results, strict=True)
+        if turn.alone.token_ids != result.token_ids
         for noise in [logit_noise(engine, [*turn.ids, *turn.alone.token_ids])]
     ]
     plain, fast = ([passes[name] for _, passes in rounds] for name in (PLAIN, FAST))
     alone = [_rate_alone(turns) for turns, _ in rounds]
     turns = sum(len(turns) for turns, _ in rounds)
     return {
-        "ok": all(one["tie"] for one in differences),
+        "ok": all(difference["tie"] for difference in differences),
         "texts": texts,
         "turns": turns,
         "identical": 2 * turns - len(differences),
         "differences": differences,
-        "plain_over_alone": spread([one.rate / rate for one, rate in zip(plain, alone, strict=True)], (50,)),
-        "speedup": spread([one.rate / base.rate for one, base in zip(fast, plain, strict=True)], (50,)),
+        "plain_over_alone": spread([passed.rate / rate for passed, rate in zip(plain, alone, strict=True)], (50,)),
+        "speedup": spread([passed.rate / base.rate for passed, base in zip(fast, plain, strict=True)], (50,)),
         "alone_tokens_per_s": sum(alone) / len(alone),
         "plain_tokens_per_s": _rate(plain),
         "speculative_tokens_per_s": _rate(fast),
@@ -219,7 +220,7 @@ def _report(
 
 
 def _full(passes: Sequence[Pass]) -> OccupancySteps:
-    return sum((one.full for one in passes), OccupancySteps())
+    return sum((passed.full for passed in passes), OccupancySteps())
 
 
 def _rate(passes: Sequence[Pass]) -> float:
@@ -233,17 +234,17 @@ def _host_share(passes: Sequence[Pass]) -> float:
 def _occupancy(count: int, plain: Sequence[Pass], fast: Sequence[Pass]) -> dict[str, Any]:
     """Steps of so many texts, if there were any: goodput in tokens a second, ms that a text waits for a token, and the
     share of texts' steps with each gear in launches of each number of texts."""
-    found: dict[str, Any] = {"texts": count}
+    occupancy: dict[str, Any] = {"texts": count}
     for name, passes in ((PLAIN, plain), (FAST, fast)):
-        steps = sum((one.occupancies.get(count, OccupancySteps()) for one in passes), OccupancySteps())
-        found[f"{name}_steps"] = steps.steps
-        found[f"{name}_tokens_per_s"] = steps.tokens / steps.seconds if steps.steps else None
-        found[f"{name}_ms_per_token"] = 1e3 * count * steps.seconds / steps.tokens if steps.steps else None
-    chosen = sorted(steps.chosen.items(), key=lambda one: -one[1])
-    found["chosen"] = [
+        steps = sum((passed.occupancies.get(count, OccupancySteps()) for passed in passes), OccupancySteps())
+        occupancy[f"{name}_steps"] = steps.steps
+        occupancy[f"{name}_tokens_per_s"] = steps.tokens / steps.seconds if steps.steps else None
+        occupancy[f"{name}_ms_per_token"] = 1e3 * count * steps.seconds / steps.tokens if steps.steps else None
+    chosen = sorted(steps.chosen.items(), key=lambda choice: -choice[1])
+    occupancy["chosen"] = [
         {"launch": size, "gear": gear, "share": number / steps.chosen.total()} for (size, gear), number in chosen
     ]
-    return found
+    return occupancy
 
 
 def _progress(rounds: Sequence[tuple[list[PlainTurn], dict[str, Pass]]]) -> None:

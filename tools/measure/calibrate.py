@@ -187,7 +187,8 @@ def count(job: Job) -> bytes:
     if not len(texts.index_W):
         return calibration.to_bytes()
     contexts_of = _contexts(job, turns, texts, model, drafter)
-    for number, at in visited({number: [one.path for one in contexts] for number, contexts in contexts_of.items()}):
+    paths_of = {number: [context.path for context in contexts] for number, contexts in contexts_of.items()}
+    for number, at in visited(paths_of):
         turn, context = turns[number], contexts_of[number][at]
         assert context.path is not None
         calibration.add(

@@ -78,12 +78,12 @@ def _long_prompt(engine: Engine, ids: Sequence[int], length: int, texts: int) ->
     ]
     times: list[list[float]] = [[] for _ in streams]
 
-    def run(stream: Decoding, own: list[float]) -> None:
+    def run(stream: Decoding, moments: list[float]) -> None:
         for _ in stream:
-            own.append(time.perf_counter())
+            moments.append(time.perf_counter())
 
     with ThreadPoolExecutor(texts) as threads:
-        running = [threads.submit(run, *one) for one in zip(streams, times, strict=True)]
+        running = [threads.submit(run, stream, moments) for stream, moments in zip(streams, times, strict=True)]
         try:
             until = time.monotonic() + _PATIENCE_S
             while min(map(len, times)) < BEFORE and time.monotonic() < until:
@@ -94,10 +94,10 @@ def _long_prompt(engine: Engine, ids: Sequence[int], length: int, texts: int) ->
         finally:
             for stream in streams:
                 stream.cancel()
-        for one in running:
-            one.result()
-    waits = [1e3 * (b - a) for own in times for a, b in pairwise(own) if b > began and a < ended]
-    steps = [1e3 * (b - a) for own in times for a, b in pairwise(own) if b <= began]
+        for reader in running:
+            reader.result()
+    waits = [1e3 * (b - a) for moments in times for a, b in pairwise(moments) if b > began and a < ended]
+    steps = [1e3 * (b - a) for moments in times for a, b in pairwise(moments) if b <= began]
     launches = -(-length // engine.launches(engine.bundle.manifest.dims.context)[-1])
     launch_ms, step_ms = trace.events[0].verify_us / 1e3 / launches, statistics.median(steps)
     return {

@@ -83,7 +83,7 @@ class _RunningText:
     ask: Ask | Encode
     index: int
     receiver: Mailbox
-    asked: float
+    asked_at: float
     engine: EngineProcess | None = None
     # Whether an engine has ended while the text waited there: it may be why.
     again: bool = False
@@ -248,7 +248,7 @@ class ServedModel:
                 text.reading = not message.done
             case Begun():
                 text.begun = time.monotonic()
-                self.metrics.began(text.begun - text.asked, message.prompt_tokens, message.cached_tokens)
+                self.metrics.began(text.begun - text.asked_at, message.prompt_tokens, message.cached_tokens)
             case Piece():
                 self._measure(text, message)
             case Encoded():
@@ -259,12 +259,12 @@ class ServedModel:
     def _end(self, text: _RunningText, reason: str | None) -> None:
         del self._texts[text.ask.id]
         if isinstance(text.ask, Ask) and reason is not None:
-            self.metrics.ended(reason, time.monotonic() - text.asked)
+            self.metrics.ended(reason, time.monotonic() - text.asked_at)
 
     def _measure(self, text: _RunningText, piece: Piece) -> None:
         now = time.monotonic()
         if text.tokens == 0 and piece.tokens:
-            self.metrics.first_token(now - text.asked)
+            self.metrics.first_token(now - text.asked_at)
         elif piece.tokens:
             self.metrics.inter_token((now - text.last) / piece.tokens, piece.tokens)
         self.metrics.drafted(piece.drafted, piece.accepted, piece.tokens)

@@ -178,8 +178,8 @@ class Worker:
                 " the answer; shorten it"
             )
         grammar = ask.options.get("grammar")
-        held = None if grammar is None else self._held(ask.id, grammar, len(ids))
-        return self._model.stream(ids, policy=ask.policy, held=held, **ask.options)
+        in_process = None if grammar is None else self._held(ask.id, grammar, len(ids))
+        return self._model.stream(ids, policy=ask.policy, held=in_process, **ask.options)
 
     def _held(self, text: int, grammar: Grammar, position: int) -> ApartGrammar:
         """A grammar in its own process, which a text's end ends wherever that is."""
@@ -307,12 +307,12 @@ def open_rest(model: OpenedBundle) -> None:
 def main() -> int:
     """``python -m draftwood.tools.serve.worker SOCKET ARGUMENTS``, as the server starts it."""
     number, encoded = sys.argv[1:]
-    given = msgspec.json.decode(encoded, type=EngineArguments)
+    arguments = msgspec.json.decode(encoded, type=EngineArguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     connection = socket.socket(fileno=int(number))
-    share_threads(given.opening.threads)
+    share_threads(arguments.opening.threads)
     try:
-        model = draftwood.open(given.bundle, given.opening)
+        model = draftwood.open(arguments.bundle, arguments.opening)
         warm(model)
     except UserError as error:
         print("draftwood: error:", error, file=sys.stderr)

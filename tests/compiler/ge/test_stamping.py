@@ -60,7 +60,7 @@ def nodes(step: Step, short: ShortStep | None) -> list[object]:
 
 def check(decoder: Decoder, make: Callable[[Decoder], Step]) -> None:
     short = shortened(decoder)
-    assert short is not None and len(short.kept) < len(decoder.layers)
+    assert short is not None and len(short.blocks) < len(decoder.layers)
     whole, stamped = nodes(make(decoder), None), nodes(make(decoder), ShortStep(short, make(short.decoder)))
     for one, other in zip(whole, stamped, strict=False):
         assert one == other

@@ -45,11 +45,11 @@ def show(rows: list[Row]) -> Iterator[Block]:
     """A picture for each bundle and temperature, and all as a table."""
     lines = []
     for row in rows:
-        at, found = row["at"], row["found"]["bench"]
-        full = found["occupancies"][-1]
-        gains = [found[name]["mean"] for name in ("plain_over_alone", "speedup")]
+        at, bench = row["at"], row["found"]["bench"]
+        full = bench["occupancies"][-1]
+        gains = [bench[name]["mean"] for name in ("plain_over_alone", "speedup")]
         waits = [full[f"{way}_ms_per_token"] for way in ("plain", "speculative")]
-        equal = f"{found['identical']} of {2 * found['turns']}"
+        equal = f"{bench['identical']} of {2 * bench['turns']}"
         lines.append([at["model"], at["bundle"], at["temperature"], at["texts"], *gains, *waits, equal])
     columns = (
         "model",
@@ -64,10 +64,10 @@ def show(rows: list[Row]) -> Iterator[Block]:
     )
     note = "Steps with every place taken; ms that a text waits for its next token."
     yield Table("Texts that share launches", columns, lines, note)
-    for (model, bundle, temperature), own in grouped(rows, "model", "bundle", "temperature").items():
+    for (model, bundle, temperature), group in grouped(rows, "model", "bundle", "temperature").items():
         title = f"Texts that share launches, {bundle}, {model}, temperature {temperature:g}"
         name = f"batches-{model}-{bundle}-{temperature:g}"
-        yield Figure(name, title, partial(_draw, own))
+        yield Figure(name, title, partial(_draw, group))
 
 
 def _draw(rows: list[Row], canvas: Canvas) -> None:
@@ -79,12 +79,12 @@ def _draw(rows: list[Row], canvas: Canvas) -> None:
     goodput.axhline(alone, color=draw.INK, linewidth=0.9, linestyle=":", label="plain, one text at a time")
     for way, label, drawn in (("plain", "plain", "plain"), ("speculative", "adaptive", rows[0]["at"]["bundle"])):
         style: Any = {"marker": "o", "markersize": 4, "color": draw.colour(drawn)}
-        goodput.plot(texts, [one[f"{way}_tokens_per_s"] for one in full], label=label, **style)
-        waiting.plot(texts, [one[f"{way}_ms_per_token"] for one in full], **style)
+        goodput.plot(texts, [occupancy[f"{way}_tokens_per_s"] for occupancy in full], label=label, **style)
+        waiting.plot(texts, [occupancy[f"{way}_ms_per_token"] for occupancy in full], **style)
     shares = [_shares(row) for row in rows]
     below = [0.0] * len(rows)
-    for colour, gear in zip(draw.OTHERS, sorted({gear for own in shares for gear in own}), strict=False):
-        heights = [own.get(gear, 0.0) for own in shares]
+    for colour, gear in zip(draw.OTHERS, sorted({gear for share_of in shares for gear in share_of}), strict=False):
+        heights = [share_of.get(gear, 0.0) for share_of in shares]
         chosen.bar([str(count) for count in texts], heights, bottom=below, color=colour, label=gear)
         below = [low + high for low, high in zip(below, heights, strict=True)]
     for axes in (goodput, waiting, chosen):
@@ -97,16 +97,16 @@ def _draw(rows: list[Row], canvas: Canvas) -> None:
 
 def _shares(row: Row) -> dict[str, float]:
     """The share of texts' full steps with each gear, by its tree."""
-    found: dict[str, float] = {}
-    for one in row["found"]["bench"]["occupancies"][-1]["chosen"]:
-        tree = one["gear"].rpartition("-kv")[0]
-        found[tree] = found.get(tree, 0.0) + one["share"]
-    return found
+    shares: dict[str, float] = {}
+    for choice in row["found"]["bench"]["occupancies"][-1]["chosen"]:
+        tree = choice["gear"].rpartition("-kv")[0]
+        shares[tree] = shares.get(tree, 0.0) + choice["share"]
+    return shares
 
 
 def shares_launches(manifest: Manifest) -> bool:
     """Whether a bundle has graphs of several texts."""
-    return max(graph.batch for one in manifest.graph_sets for graph in one.graphs) > 1
+    return max(graph.batch for graph_set in manifest.graph_sets for graph in graph_set.graphs) > 1
 
 
 SECTION = Section(

@@ -58,8 +58,8 @@ class Cell:
         return min(self.trees, key=lambda tree: self.seconds(tree).sum())
 
     def accept_length(self, way: str) -> float:
-        own = self.ways(way)
-        return sum(figures["tokens"] - 1 for figures in own) / sum(figures["steps"] for figures in own)
+        texts = self.ways(way)
+        return sum(figures["tokens"] - 1 for figures in texts) / sum(figures["steps"] for figures in texts)
 
     @property
     def host_share(self) -> float:

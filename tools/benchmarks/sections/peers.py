@@ -37,20 +37,20 @@ def tasks(ask: SectionSettings, suite: Suite) -> Iterator[Task]:
 
 def _ways(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Generate]:
     """Ours, with every bundle, plain and with every policy; then the peers that are installed."""
-    found: dict[str, Generate] = {}
+    ways: dict[str, Generate] = {}
     for bundle in ask.bundles:
         opened = lab.opened(bundle)
         for policy in (PLAIN, *ask.policies):
-            found[f"{OURS} {bundle} {policy}"] = partial(_ours, lab, ask, Way(opened.engine, opened.policies(policy)))
+            ways[f"{OURS} {bundle} {policy}"] = partial(_ours, lab, ask, Way(opened.engine, opened.policies(policy)))
     others = {name: lab.peer(name) for name in ask.peers or PEERS}
-    return found | {name: peer for name, peer in others.items() if not isinstance(peer, str)}
+    return ways | {name: peer for name, peer in others.items() if not isinstance(peer, str)}
 
 
 def _ours(
     lab: Lab, ask: SectionSettings, way: Way, ids: Sequence[int], count: int, temperature: float
 ) -> Sequence[int]:
-    asked = replace(lab.options(ask, temperature, ignore_eos=False), max_new_tokens=count)
-    return decode(way, ids, asked).result.token_ids
+    options = replace(lab.options(ask, temperature, ignore_eos=False), max_new_tokens=count)
+    return decode(way, ids, options).result.token_ids
 
 
 def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
@@ -71,20 +71,21 @@ def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
         for name, generate in ways.items()
     }
     texts = in_turns(takers, ask.rounds, task.at["prompt"])
-    plain = {name.removesuffix(f" {PLAIN}"): own[0][1] for name, own in texts.items() if _plain(name)}
-    found: dict[str, dict[str, Any]] = {}
-    for name, own in texts.items():
+    plain = {name.removesuffix(f" {PLAIN}"): runs[0][1] for name, runs in texts.items() if _plain(name)}
+    programs: dict[str, dict[str, Any]] = {}
+    for name, runs in texts.items():
         base = next((text for form, text in plain.items() if name.startswith(f"{form} ")), next(iter(plain.values())))
-        last = own[-1][1]
-        found[name] = {
-            "seconds": [one for one, _ in own], "tokens": len(last), "agree": agreement(base, last), "base": len(base)
+        last = runs[-1][1]
+        seconds = [seconds for seconds, _ in runs]
+        programs[name] = {
+            "seconds": seconds, "tokens": len(last), "agree": agreement(base, last), "base": len(base)
         }  # fmt: skip
         if name.startswith(OURS):
-            found[name]["equal"] = all(text == base for _, text in own)
+            programs[name]["equal"] = all(text == base for _, text in runs)
     others = {name: lab.peer(name) for name in ask.peers or PEERS}
     missing = {name: why for name, why in others.items() if isinstance(why, str)}
     compiled = compiled_with() if any(name.startswith("llama.cpp") for name in ways) else ""
-    return {"prompt_tokens": len(ids), "programs": found, "missing": missing, "compiled": compiled}
+    return {"prompt_tokens": len(ids), "programs": programs, "missing": missing, "compiled": compiled}
 
 
 def _plain(name: str) -> bool:
@@ -104,11 +105,11 @@ def _ids(task: Task, ask: SectionSettings, lab: Lab) -> list[int]:
 def show(rows: list[Row]) -> Iterator[Block]:
     """Tokens a second of every program and its agreement; ours over the best peer; and who is missing."""
     groups = grouped(rows, "model", "temperature")
-    programs = [[*at, *line] for at, own in groups.items() for line in _rates(own)]
+    programs = [[*at, *line] for at, group in groups.items() for line in _rates(group)]
     columns = ("model", "T", "program", "tokens/s (95 %)", "same text", "tokens before the first that differs")
     note = "Other programs round otherwise: a close decision may fall either way, and the text goes on from it."
     yield Table("Programs", columns, programs, f"{note} Ours are held to plain decoding with the same bundle.")
-    over = [[*at, *line] for at, own in groups.items() for line in _compared(own)]
+    over = [[*at, *line] for at, group in groups.items() for line in _compared(group)]
     if over:
         yield Table("Ours over others", ("model", "T", "ours", "over", "times as fast (95 %)"), over)
     if compiled := rows[-1]["found"].get("compiled"):
@@ -120,10 +121,10 @@ def show(rows: list[Row]) -> Iterator[Block]:
 
 def _rates(rows: list[Row]) -> Iterator[tuple[str, Interval, str, str]]:
     for name in rows[0]["found"]["programs"]:
-        held = [row["found"]["programs"][name] for row in rows]
-        rate = ratio([one["tokens"] for one in held], [float(np.median(one["seconds"])) for one in held])
-        same = sum(one["base"] == one["agree"] == one["tokens"] for one in held)
-        agree, of = (sum(one[what] for one in held) for what in ("agree", "base"))
+        runs = [row["found"]["programs"][name] for row in rows]
+        rate = ratio([run["tokens"] for run in runs], [float(np.median(run["seconds"])) for run in runs])
+        same = sum(run["base"] == run["agree"] == run["tokens"] for run in runs)
+        agree, of = (sum(run[what] for run in runs) for what in ("agree", "base"))
         yield name, rate, f"{same} of {len(rows)}", f"{agree} of {of}"
 
 
@@ -131,19 +132,19 @@ def _compared(rows: list[Row]) -> Iterator[tuple[str, str, Interval]]:
     """Each of ours over the fastest peer, of which plain decoding meets those that do not speculate, and plain over the
     fastest of our other bundles."""
     names = list(rows[0]["found"]["programs"])
-    for name in (one for one in names if one.startswith(OURS)):
+    for name in (program for program in names if program.startswith(OURS)):
         plain = _plain(name)
-        peers = [one for one in names if not one.startswith(OURS) and not (plain and LOOKUP in one)]
-        others = [one for one in names if _plain(one) and one != name] if plain else []
+        peers = [program for program in names if not program.startswith(OURS) and not (plain and LOOKUP in program)]
+        others = [program for program in names if _plain(program) and program != name] if plain else []
         for group in (peers, others):
             if group:
-                best = min(group, key=lambda one: sum(_token_seconds(rows, one)))
+                best = min(group, key=lambda program: sum(_token_seconds(rows, program)))
                 yield name, best, ratio(_token_seconds(rows, best), _token_seconds(rows, name))
 
 
 def _token_seconds(rows: list[Row], name: str) -> list[float]:
-    held = (row["found"]["programs"][name] for row in rows)
-    return [float(np.median(one["seconds"])) / max(one["tokens"], 1) for one in held]
+    runs = (row["found"]["programs"][name] for row in rows)
+    return [float(np.median(run["seconds"])) / max(run["tokens"], 1) for run in runs]
 
 
 SECTION = Section(

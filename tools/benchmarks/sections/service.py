@@ -53,7 +53,7 @@ def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
     bundles = {name: opened.engine.bundle for name, opened in _opened(ask, lab).items()}
     bundle, clients, (length,) = next(iter(bundles.values())), task.at["clients"], ask.lengths
     prompts, count = _prompts(bundle, lab, length, max(LEAST, TURNS * clients)), ask.max_new_tokens
-    commands = {name: served.our_command(own.folder) for name, own in bundles.items()}
+    commands = {name: served.our_command(opened.folder) for name, opened in bundles.items()}
     missing = served.why_missing(lab.suite.checkpoint)
     if not missing and (file := gguf_file(lab.checkpoint)):
         commands[served.LLAMA] = served.llama_command(file, min(clients, TEXTS), length + 2 * count)
@@ -69,8 +69,8 @@ def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
             takers[LIBRARY]()
         rounds = in_turns(takers, ask.rounds)
         ready = {server.name: server.ready_seconds for server in servers}
-        held = _held(servers[0], lab, count) if clients == 1 else []
-    return {"ready_seconds": ready, "rounds": rounds, "held": held, "missing": missing}
+        constrained = _held(servers[0], lab, count) if clients == 1 else []
+    return {"ready_seconds": ready, "rounds": rounds, "held": constrained, "missing": missing}
 
 
 def _prompts(bundle: Bundle, lab: Lab, length: int, count: int) -> list[list[int]]:
@@ -87,11 +87,11 @@ def _library(model: draftwood.Model, prompts: Sequence[Sequence[int]], count: in
     streams = []
     for ids in prompts:
         began = time.perf_counter()
-        found = model.generate(list(ids), max_new_tokens=count, ignore_eos=True)
+        result = model.generate(list(ids), max_new_tokens=count, ignore_eos=True)
         streams.append(
-            served.StreamedAnswer(found.first_token_seconds, time.perf_counter() - began, len(found.token_ids))
+            served.StreamedAnswer(result.first_token_seconds, time.perf_counter() - began, len(result.token_ids))
         )
-    return served.figures(streams, sum(one.seconds for one in streams))
+    return served.figures(streams, sum(stream.seconds for stream in streams))
 
 
 def _held(server: served.Server, lab: Lab, count: int) -> list[list[float | None]]:
@@ -118,35 +118,36 @@ def show(rows: list[Row]) -> Iterator[Block]:
 
 
 def _rate(rounds: Sequence[dict[str, Any]]) -> float:
-    return float(np.median([one["tokens_per_s"] for one in rounds]))
+    return float(np.median([load["tokens_per_s"] for load in rounds]))
 
 
 def _percentile(rounds: Sequence[dict[str, Any]], what: str, point: int) -> float:
     """Over the answers of all rounds."""
-    return float(np.percentile([value for one in rounds for value in one[what]], point))
+    return float(np.percentile([value for load in rounds for value in load[what]], point))
 
 
 def _goals(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
     by_clients = {row["at"]["clients"]: row["found"] for row in rows}
-    own = next(iter(rows[0]["found"]["rounds"]))
-    ready = [found["ready_seconds"][own] for found in by_clients.values()]
+    server = next(iter(rows[0]["found"]["rounds"]))
+    ready = [results["ready_seconds"][server] for results in by_clients.values()]
     yield "seconds from the command to ready", float(np.median(ready))
     alone = by_clients.get(1)
     if alone:
-        over = _rate(alone["rounds"][own]) / _rate(alone["rounds"][LIBRARY])
+        over = _rate(alone["rounds"][server]) / _rate(alone["rounds"][LIBRARY])
         yield "tokens/s of one client over the library's", over
         pairs = [pair for pair in alone["held"] if None not in pair]
         if pairs:
-            held, free = np.mean(pairs, 0)
-            yield f"tokens a drafted step held to a JSON schema over free ones, {len(pairs)} texts", float(held / free)
-    for clients, found in by_clients.items():
-        ours = found["rounds"][own]
+            constrained, free = np.mean(pairs, 0)
+            what = f"tokens a drafted step held to a JSON schema over free ones, {len(pairs)} texts"
+            yield what, float(constrained / free)
+    for clients, results in by_clients.items():
+        ours = results["rounds"][server]
         if clients > 1 and alone:
-            first, one = (_percentile(rounds, "first_ms", 99) for rounds in (ours, alone["rounds"][own]))
-            yield f"p99 to the first token, {clients} clients over one", first / one
-        if served.LLAMA in found["rounds"]:
-            best = max(_rate(rounds) for name, rounds in found["rounds"].items() if name.startswith(served.OURS))
-            other = _rate(found["rounds"][served.LLAMA])
+            several, single = (_percentile(rounds, "first_ms", 99) for rounds in (ours, alone["rounds"][server]))
+            yield f"p99 to the first token, {clients} clients over one", several / single
+        if served.LLAMA in results["rounds"]:
+            best = max(_rate(rounds) for name, rounds in results["rounds"].items() if name.startswith(served.OURS))
+            other = _rate(results["rounds"][served.LLAMA])
             yield f"our best tokens/s over llama-server's, {clients} clients", best / other
 
 

@@ -50,60 +50,60 @@ class ComparedTurn:
 
 def turns_of(rows: Sequence[Row]) -> list[ComparedTurn]:
     """Every turn and way; a turn that ended with its first token has no step to compare."""
-    found = []
+    compared = []
     models = dict.fromkeys(row["at"]["model"] for row in rows)
     factors = {model: bundle_factors(texts_of(rows, model)) for model in models}
     for row in rows:
         model, temperature = row["at"]["model"], row["at"]["temperature"]
-        for held in _decoded(row):
-            for way, figures in held["ways"].items():
-                turn = (row["key"], model, temperature, held["source"], way, held["prompt_tokens"], figures)
-                plain = held["ways"][plain_of(way, held["ways"])]
-                found.append(ComparedTurn(*turn, plain, base_seconds(way, held["ways"], factors[model])))
-    return found
+        for decoded in _decoded(row):
+            for way, figures in decoded["ways"].items():
+                turn = (row["key"], model, temperature, decoded["source"], way, decoded["prompt_tokens"], figures)
+                plain = decoded["ways"][plain_of(way, decoded["ways"])]
+                compared.append(ComparedTurn(*turn, plain, base_seconds(way, decoded["ways"], factors[model])))
+    return compared
 
 
 def _decoded(row: Row) -> list[dict[str, Any]]:
-    return [held for held in row["found"]["turns"] if all(figures["steps"] for figures in held["ways"].values())]
+    return [turn for turn in row["found"]["turns"] if all(figures["steps"] for figures in turn["ways"].values())]
 
 
 def texts_of(rows: Sequence[Row], model: str) -> list[dict[str, Any]]:
     """The figures of every turn of a model."""
-    return [held["ways"] for row in rows if row["at"]["model"] == model for held in _decoded(row)]
+    return [decoded["ways"] for row in rows if row["at"]["model"] == model for decoded in _decoded(row)]
 
 
 def total_speedup(turns: Sequence[ComparedTurn]) -> Interval:
     """All tokens taken together: conversations are resampled, for turns of one belong together."""
     by_row: dict[str, list[float]] = {}
     for turn in turns:
-        own = by_row.setdefault(turn.key, [0.0, 0.0])
-        own[0] += turn.plain_seconds
-        own[1] += turn.seconds
+        seconds = by_row.setdefault(turn.key, [0.0, 0.0])
+        seconds[0] += turn.plain_seconds
+        seconds[1] += turn.seconds
     return ratio(*zip(*by_row.values(), strict=True))
 
 
 def plain_of(way: str, ways: Ways) -> str:
     """The plain decoding that a way is compared with: ``plain BUNDLE`` of its bundle, or ``plain`` where one bundle
     serves all ways; a plain one itself."""
-    own = way if is_plain(way) else f"{PLAIN} {way.split(' ')[0]}"
-    return own if own in ways else PLAIN
+    base = way if is_plain(way) else f"{PLAIN} {way.split(' ')[0]}"
+    return base if base in ways else PLAIN
 
 
 def bundle_factors(texts: Sequence[Ways]) -> dict[str, float]:
     """Seconds of each plain decoding over the geometric mean of all of them, medians over texts."""
-    found: dict[str, list[float]] = {}
+    logarithms_of: dict[str, list[float]] = {}
     for ways in texts:
-        own = {name: log(median_seconds(figures)) for name, figures in ways.items() if is_plain(name)}
-        middle = statistics.fmean(own.values())
-        for name, seconds in own.items():
-            found.setdefault(name, []).append(seconds - middle)
-    return {name: exp(statistics.median(logarithms)) for name, logarithms in found.items()}
+        plain = {name: log(median_seconds(figures)) for name, figures in ways.items() if is_plain(name)}
+        middle = statistics.fmean(plain.values())
+        for name, seconds in plain.items():
+            logarithms_of.setdefault(name, []).append(seconds - middle)
+    return {name: exp(statistics.median(logarithms)) for name, logarithms in logarithms_of.items()}
 
 
 def plain_rounds(ways: Ways, factors: Mapping[str, float]) -> list[float]:
     """Seconds of every plain round of a text, as they would be with a bundle between all of them."""
-    own = [(name, seconds) for name in ways if is_plain(name) for seconds in ways[name]["seconds"]]
-    return [seconds / factors[name] for name, seconds in own]
+    rounds = [(name, seconds) for name in ways if is_plain(name) for seconds in ways[name]["seconds"]]
+    return [seconds / factors[name] for name, seconds in rounds]
 
 
 def base_seconds(way: str, ways: Ways, factors: Mapping[str, float]) -> float:

@@ -58,18 +58,18 @@ def measure_conversation(task: Task, ask: SectionSettings, lab: Lab) -> dict[str
     options = lab.options(ask, task.at["temperature"], ignore_eos=False)
     (turns,) = (t for t in lab.conversations(None) if t[0].conversation == task.at["conversation"])
     engine = next(iter(ways.values())).engine
-    conversation, found = Conversation(tokenizer_of(engine)), []
+    conversation, measured = Conversation(tokenizer_of(engine)), []
     for number, prompt in enumerate(turns):
         ids = conversation.ask(prompt)
         if len(ids) + options.max_new_tokens > engine.bundle.manifest.dims.context:
             break
         by_way, plain = measure(ways, ids, options, ask.rounds, number + len(prompt.text))
         conversation.answer(plain.token_ids)
-        found.append(
+        measured.append(
             {"id": prompt.id, "source": prompt.source, "turn": number + 1, "prompt_tokens": len(ids), "ways": by_way}
         )
     digests = {bundle: lab.opened(bundle).digest[:16] for bundle in ask.bundles}
-    return {"turns": found, "bundles": digests}
+    return {"turns": measured, "bundles": digests}
 
 
 SECTION = Section(
