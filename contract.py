@@ -1,15 +1,17 @@
 """The contract of a bundle's graphs: what each kind takes and gives, of what size and type, and what of it persists.
 
-Steps are made by it, bundles are held to it, engines and drafting read it. The caches, which follow all other inputs
-and outputs, are declared by the teacher and the drafter (`draftwood.manifest`).
+Steps are built from it, bundles are checked against it, engines and drafting read it. The caches, which follow all
+other inputs and outputs, are declared by the teacher and the drafter (`draftwood.manifest`).
 
 A size is a number or a letter. A letter is replaced if the step has a number for it, else it is chosen at run time:
 
-T rows, R rows with logits, X rows with features, V vocabulary, W width of the features, P places of a path, L levels
-of the draws, B sequences, N rows that the drafter has not seen, G rows of features that are kept, D levels of a draft,
-U its vocabulary, K candidates a level, M nodes, H width and Q rows of its states; A rows in attention and S seen slots
-of a step of any size; I rows written, F settled blocks, O open slots, Z blocks of open tokens and Y = 1 + Z of a
-bitwise step; J the sizes of a branch.
+* of all steps: T rows, R rows with logits, X rows with features, V vocabulary, W width of the features, P places of a
+  path, L levels of the draws, B sequences
+* of drafts: N rows that the drafter has not seen, G rows of features that are kept, D levels, U its vocabulary, K
+  candidates a level, M nodes, H width and Q rows of its states
+* of steps of any size: A rows in attention, S seen slots
+* of bitwise steps: I rows written, F settled blocks, O open slots, Z blocks of open tokens and Y = 1 + Z
+* J the sizes of a branch
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from draftwood.noise import ROUNDS
 
 # In the type in which the graph computes.
 NUMBER = ""
-# Where it is between two launches. The host fills or reads it at every launch; it lies on the device, for the next
-# launch of the step; either of both; or it is kept there with the sequence.
+# Its place between two launches. "host": the host fills or reads it at every launch. "device": it stays there for the
+# step's next launch. "either": one of both. "sequence": it stays on the device as long as the sequence.
 Lives = Literal["host", "device", "either", "sequence"]
 Sizes = Mapping[str, int | str | tuple[int, ...]]
 
@@ -242,8 +244,8 @@ def texts_signature(one: StepSignature, texts: int) -> StepSignature:
 
 
 def pooled_signature(one: StepSignature, texts: int) -> StepSignature:
-    """The static form of `texts_signature`: rows of all texts follow each other in inputs, outputs and caches, but for
-    what may lie on the device, of which each has its own."""
+    """The static form of `texts_signature`: rows of all texts follow each other in inputs, outputs and caches. A tensor
+    that may stay on the device is not joined: each text has its own."""
     apart = lives(one, "either")
 
     def of_all(specs: Iterable[TensorSignature]) -> Iterable[TensorSignature]:

@@ -1,13 +1,14 @@
 """The noise that drafter and teacher share: one standard Gumbel number for every seed, absolute position and token id.
 
 The teacher's token at a position is the argmax of ``log p(token) / T + G(seed, position, token)``, which draws from p
-(Gumbel, 1954). A drafter that ranks by ``log q(token) / T + G`` with the same G proposes the teacher's draw wherever q
-is near p (Daliri et al., 2024, arXiv 2408.07978). The text for a seed is the same with any drafter.
+(Gumbel, 1954). A drafter that ranks by ``log q(token) / T + G`` with the same G proposes the teacher's draw if q is
+near p (Daliri et al., 2024, arXiv 2408.07978). The text for a seed is the same with any drafter.
 
 G = -log E, and the E of the tokens at a position are independent standard exponentials. They are made in two levels,
 over blocks of 64 ids. The least E of a block is an exponential over 64, at one id of it. Every other E of the block is
 that plus its own exponential, because exponentials have no memory. So a block whose least E and best logit cannot win
-is never opened. E goes down to 2^-39, which cuts G off at 27. So the law of a draw among V tokens is off by V e^-27.
+is never opened. E goes down to 2^-39, which cuts G off at 27. So the distribution of a draw among V tokens is off by V
+e^-27.
 
 The numbers come from a cipher of the id under a key of the position: a Feistel network over two halves of 16 bits.
 Philox, whose stream numpy promises, makes the key of seed and position on the host. The work for an id is additions,

@@ -4,8 +4,8 @@ There is no thread for it. A thread that wants something for its text puts it in
 does the next launch for all texts that it serves. Threads that come meanwhile are served by a later launch.
 
 * A launch is either one launch of one prompt or a step of as many texts as the engine takes. They take turns. In both
-  queues the longest wait goes first. So a text that asks for a step waits for at most three things: the running launch,
-  one launch of a prompt, and the steps of those who asked before it, as many a launch as there are places.
+  queues the longest wait goes first. So a text that asks for a step waits for the running launch, one launch of a
+  prompt, and the steps of those who asked before it. A launch takes as many of those as there are places.
 * A text is admitted when the budget has room for its caches at its end (`draftwood.runtime.caches`). Those who wait for
   room are admitted in the order of asking. If as many wait as may, a further text is refused at once.
 * A text that nobody iterates over does not wait for a launch: a slow reader delays nobody. Its caches count until it

@@ -97,7 +97,8 @@ def tuned_file(bundle: Bundle, engine: str, threads: int | None) -> Path:
 def tuned_times(bundle: Bundle, engine: str, threads: int | None) -> tuple[StepTime, ...]:
     """The times that were measured here with these releases.
 
-    There are none without a file, or if it is damaged: it is a cache. Times of other releases are told by a warning.
+    There are none without a file, or if it is damaged: it is a cache. If the times are of other releases, a warning
+    says so.
     """
     try:
         tuned = msgspec.json.decode(read_regular(tuned_file(bundle, engine, threads), MOST_BYTES), type=Tuned)

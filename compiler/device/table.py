@@ -1,9 +1,9 @@
 """How long a step takes on an Ascend device that is not here: an analytic model, every constant with its source.
 
-A step is a list of operators. Each takes the longest of its memory traffic, its matrix work, its vector work and the
-exchange between its two kinds of core, plus a fixed cost on the device. Operators run one after the other, as in one
-stream of a static graph. The host launches the graph as a whole, so operators cost no launch. The result is a latency
-table in the format of measured ones, marked as modelled.
+A step is a list of operators. Each takes a fixed cost, and the longest of four times: memory traffic, matrix work,
+vector work, and the exchange between the two kinds of core. Operators run one after the other, as in one stream of a
+static graph. The host launches the graph as a whole, so operators cost no launch. The result is a latency table in the
+format of measured ones, marked as modelled.
 """
 
 from __future__ import annotations

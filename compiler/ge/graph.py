@@ -159,9 +159,10 @@ class Graph:
     def laid_out(self) -> set[str]:
         """Joins of rows for which GE runs nothing, because it has their inputs made one after the other.
 
-        Its conditions (compiler/graph/passes/memory_optimize/concat_notask_pass.cc): ConcatD along the first axis of
-        what graph-owned operators make, each value for one such join and none an output; parts of 32 bytes are a rule
-        of `draftwood.compiler.ge.operator_rules`.
+        The conditions are those of compiler/graph/passes/memory_optimize/concat_notask_pass.cc. The join is a ConcatD
+        along the first axis, and its parts are made by operators that own their results. Each part is for one such
+        join, and none is an output. That parts are multiples of 32 bytes is a rule of
+        `draftwood.compiler.ge.operator_rules`.
         """
         laid: set[Edge] = set()
         listed = set()

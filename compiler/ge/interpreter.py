@@ -267,7 +267,7 @@ def _check_inputs(graph: Graph, inputs: Mapping[str, Tensor]) -> None:
 
 
 def _declared(graph: Graph, node: Node) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Type and shape of an input or a weight; its description and, for a weight, its attributes must say the same."""
+    """Type and shape of an input or a weight. Its description, and a weight's attributes, must agree."""
     (declared,) = node.output_types
     if declared.dtype is None or declared.shape is None:
         raise LoweringError(f"graph {graph.name}: {node.type} {node.name} declares no type or no shape")

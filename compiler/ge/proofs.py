@@ -1,6 +1,6 @@
 """Shows on a lowered GE graph itself that no step copies a cache.
 
-A cache costs one read per step and no copy under two conditions: it is one RefData whose only reader is one write, and
+A cache costs one read per step and no copy under two conditions. It is one RefData whose only reader is one write, and
 all else reads the written value. Anything else makes GE copy the whole cache, or hand it back as an output that the
 host has to copy (torchair's graph passes; measured on converted graphs).
 """

@@ -127,7 +127,7 @@ class _GeStamp:
         parts, new = numbered(self.given.get(op.name)), copied(op)
         if parts:
             new.name = f"{parts[1]}{number}{parts[3]}"
-        elif tensor_of(op.attr["value"].t).numel() > 1:  # of which nobody knows that it is the same in all blocks
+        elif tensor_of(op.attr["value"].t).numel() > 1:  # it may differ from block to block
             raise Unlike(f"{op.name}: a constant of block {self.place[op.name]}")
         else:
             new.name = f"{op.name}.{number}"

@@ -97,7 +97,7 @@ class TextsStep(nn.Module):
 
 
 class EveryText:
-    """A value of all texts: ``rows`` [B*R, ...] and ``each`` [B, R, ...], of which one is given."""
+    """A value of all texts: ``rows`` [B*R, ...] and ``each`` [B, R, ...]; one of the two is given."""
 
     def __init__(self, texts: int, *, rows: Tensor | None = None, each: Tensor | None = None) -> None:
         self._texts = texts

@@ -21,8 +21,8 @@ Draws = Literal["greedy", "sampled"]
 
 
 class AcceptStep(nn.Module):
-    """Outputs ``drawn`` int64 [T], ``sure`` bool [T], ``path`` int64 [P], its last row repeated, ``length`` int64 [1],
-    the path's rows, and with a drafter ``features.out``, those of the path's rows, or of its last alone."""
+    """Outputs ``drawn`` int64 [T], ``sure`` bool [T], ``path`` int64 [P], its last row repeated, and ``length`` int64
+    [1], the number of its rows. With a drafter also ``features.out``, of the path's rows or of its last alone."""
 
     def __init__(self, draws: Draws, places: int, kept_rows: int) -> None:
         super().__init__()

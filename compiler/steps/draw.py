@@ -1,8 +1,8 @@
 """The teacher's draw inside a graph, for all rows of a tree, and whether each is certain.
 
 The host draws in float64 (`draftwood.runtime.speculation.sampling`); a device has fp32, and looks at a part of the
-vocabulary only. So a row is *sure* if neither can have changed its token. Three things must hold: the winner is ahead
-by more than rounding can be; no token that was not looked at can win; and top-k and top-p keep the winner however their
+vocabulary only. So a row is *sure* if neither can have changed its token. Three things must hold. The winner is ahead
+by more than rounding can be. No token that was not looked at can win. Top-k and top-p keep the winner however their
 sums round. Every other row is the host's to draw.
 """
 

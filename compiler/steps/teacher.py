@@ -52,8 +52,8 @@ def any_caches(buffers: Iterable[TokenRows]) -> dict[str, tuple[int | str, ...]]
 
 
 def teacher_sizes(decoder: Decoder, rows: int | str = "R", all_rows: int | str = "T") -> Sizes:
-    """The sizes of a step's results: of logits and choices of ``rows`` rows, and of the features that a drafter reads,
-    which are those of all rows if they come from inside the teacher."""
+    """The sizes of a step's results: logits and choices of ``rows`` rows, and the features that a drafter reads.
+    Features from inside the teacher are of all rows."""
     width = {"V": decoder.config.vocabulary, "W": decoder.feature_width}
     return {"R": rows, "X": all_rows if decoder.aux_layers else rows, **width}
 

@@ -95,7 +95,7 @@ def place_texts(visible_BTT: Tensor, committed_B: Tensor, accepted_B: Tensor, mo
 class Appended(NamedTuple):
     """The rows that a step on a CPU appends to caches [1, K, C, D], and the slots that they see.
 
-    The fields are inputs of `draftwood.kernels.rows_attention`. ``queries`` [1, A] are the T rows, of which one may
+    The fields are inputs of `draftwood.kernels.rows_attention`. ``queries`` [1, A] are the T rows; one of them may
     occur twice. ``positions`` [1, A] and ``bias`` [1, 1, A, S] belong to them. ``results`` [T, 2] is the place of each
     row's result. With S visible slots, ``last`` int32 [1] is S - 1 and ``total`` int32 [] is S.
     """

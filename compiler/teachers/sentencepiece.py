@@ -8,8 +8,9 @@ Two rules exist for what surrounds the model's own cutting of a text, and tokeni
   the model. Classes that publishers ship as Python, openPangu's for one, call SentencePiece so; their Python is neither
   needed nor run.
 
-Two kinds of rare texts differ from SentencePiece's. Of two pieces with equal scores the first is merged first, where it
-takes the leftmost in the text. A combining mark of few bytes after a sign that the model's table replaces is lost.
+Two kinds of rare texts differ from SentencePiece's. Of two pieces with equal scores the first is merged first;
+SentencePiece merges the leftmost in the text. A combining mark of few bytes after a sign that the model's table
+replaces is lost.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from draftwood.errors import RequestError
 
 
 class TextCaches:
-    """Keys and values of every layer, [2, B, K, C, D], of which the first ``length`` columns are in use."""
+    """Keys and values of every layer, [2, B, K, C, D]. The first ``length`` columns are in use."""
 
     def __init__(self, teacher: FrozenTeacher, texts: int, columns: int) -> None:
         config = teacher.config

@@ -1,8 +1,8 @@
 """Whether a manifest holds together: what refers to what, and every size that follows from another.
 
-An engine allocates by the manifest's sizes and binds that memory to graphs, so no size is taken on trust: each
-equals one that a tree, a signature or another field gives. Signatures are held against the graphs themselves when
-those are opened (`sessions`).
+An engine allocates by the manifest's sizes and binds that memory to graphs, so no size is taken on trust. Each must
+equal one that a tree, a signature or another field gives. Signatures are compared with the graphs themselves when those
+are opened (`sessions`).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from draftwood.manifest import (
 )
 from draftwood.trees.spec import grown_nodes
 
-# Kinds that are static always; drafts are where they have a KV length.
+# Kinds that are always static; a draft is static if it has a KV length.
 _STATIC = ("prefill", "decode", "verify", "accept", "whole", "texts", "accept-texts")
-# Results of a draft, of which a graph has one form.
+# Results of a draft. A graph has one of these forms.
 _DRAFTS = ("heads", "drafted", "chosen")
 
 
@@ -315,7 +315,8 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
 
 
 def _whole(gear: Gear, verify: GraphSignature, graphs: tuple[GraphSignature, ...]) -> Iterator[str]:
-    """The graphs that do whole steps of a gear, where a set has such: as its verify graph is, greedy and sampled."""
+    """Graphs that do whole steps of a gear, if the set has such: greedy and sampled, with the sizes of its verify
+    graph."""
     wholes = {whole.name: whole for whole in graphs if whole.kind == "whole"}
     for draws in ("greedy", "sampled") if wholes and not gear.looks_up else ():
         whole = wholes.get(whole_name(gear.name, draws))

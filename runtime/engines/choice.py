@@ -14,7 +14,7 @@ from draftwood.trees.topology import branches
 
 def default_engine(bundle: Bundle) -> str:
     """The NPU's if machine and bundle have one, else the CPU's. A quantised teacher with branching trees gets the
-    engine whose rows have the same bits in all trees, since a last bit can become a step of int8 there."""
+    engine whose rows have the same bits in all trees: with int8, one last bit can become a whole step."""
     manifest = bundle.manifest
     if manifest.graph_set("ge") and npu_count():
         return "npu"

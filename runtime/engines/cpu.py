@@ -129,7 +129,7 @@ class CpuEngine(Engine):
         return TextRows(kv, draft.tokens_T, tree.depths, rows_R, tree.mask)
 
     def _with_company(self, lines: list[TextRows]) -> list[TextRows]:
-        """The lines, or a single row with an idle one, where products would sum it in another order alone."""
+        """The lines. A single row gets an idle one next to it if products would sum it in another order alone."""
         alone = len(lines) == len(lines[0].tokens_T) == 1
         return [self._with_idle(lines[0])] if alone and self._differs_alone else lines
 

@@ -1,9 +1,9 @@
 """The parts of a step whose results stay on the device, for bundles that have graphs for it.
 
-What a verify launch leaves stays there, and the host learns the accepted path; where the bundle has graphs of whole
-steps, one launch drafts, verifies and accepts. A graph says which of its draws are sure. Where one of the path's is
-not, the host walks the tree itself and draws that row from its logits, the one row that is then read back. So the text
-is the host's to the bit.
+The results of a verify launch stay there, and the host learns the accepted path. If the bundle has graphs of whole
+steps, one launch drafts, verifies and accepts. A graph says which of its draws are sure. If a draw on the path is not,
+the host walks the tree itself and draws that row from its logits, the only row that is read back. So the text is that
+of the host's draws, to the bit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Verification and acceptance of several texts in one launch each, for bundles that have graphs for it.
 
-Texts of one launch have places of one pool that lie near each other; a line of the graph whose text is not in the
-launch, or that nobody has, computes rows which nobody reads and which are written to the place's spare slot.
+Texts of one launch have neighbouring places of one pool. A line of the graph without a text in the launch computes rows
+that nobody reads; they are written to the place's spare slot.
 """
 
 from __future__ import annotations

@@ -170,12 +170,12 @@ class Engine(HostParts, ABC):
 
     @property
     def zeros(self) -> Zeros:
-        """Makes the buffers of a cache, where this engine wants them."""
+        """Makes the buffers of a cache, in the memory that this engine needs."""
         return host_zeros
 
     @property
     def nodes(self) -> Mapping[str, int]:
-        """Nodes of the graphs that are open, by the provider of onnxruntime that runs them, where there is a choice."""
+        """Nodes of the open graphs by the provider of onnxruntime that runs them; none if there is one provider."""
         return {}
 
     @property

@@ -59,8 +59,8 @@ def fill_tree(inputs: dict[str, NDArray], tokens_T: NDArray[np.int64], tree: Tre
 
 
 def fill_settings(inputs: dict[str, NDArray], sampling: Sampling, position: int, vocabulary: int) -> None:
-    """How a graph draws at ``position`` and after it, where it draws with noise: ``keys``, ``temperature``, ``top_k``
-    and ``top_p``."""
+    """Fills how a graph draws from ``position`` on, if it draws with noise: ``keys``, ``temperature``, ``top_k`` and
+    ``top_p``."""
     keys = inputs.get("keys")
     if keys is None:
         return

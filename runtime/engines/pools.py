@@ -1,7 +1,7 @@
 """Caches of several texts in one piece of memory, so that a graph of several texts reads and writes them as one.
 
-A text takes a place of a pool when it begins, and gives it back with its last reference. What it holds there are views:
-graphs of one text run on them as on any cache, and nothing is copied when a text joins or leaves a launch.
+A text takes a place of a pool when it begins, and gives it back with its last reference. Its caches there are views.
+Graphs of one text run on them as on any cache, and nothing is copied when a text joins or leaves a launch.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class PooledKv(DeferredKvCache):
 
 
 class PooledDraft(DraftCache):
-    """A drafter's cache in the place of the teacher's ``kv``, to which it follows when it is next used."""
+    """A drafter's cache in the same place of the pool as the teacher's ``kv``. If that moves, it follows when it is
+    next used."""
 
     def __init__(self, rows: Sequence[TokenRows], width: int, zeros: Zeros, kv: PooledKv) -> None:
         super().__init__(rows, width, zeros)

@@ -93,7 +93,7 @@ def session_options(bundle: Bundle, graph: GraphSignature, threads: int | None) 
     if bundle.manifest.int8 and products_saturate():
         options.add_session_config_entry("session.x64quantprecision", "1")
     laid_out = graph.kind in _OF_ROWS and not (graph.slots and _is_large(bundle))
-    # Products of packed weights compute another function, hundreds of times slower, where they are not laid out anew.
+    # If packed weights are not laid out anew, their products compute another function, hundreds of times slower.
     if not laid_out and not bundle.manifest.packed:
         options.add_session_config_entry("session.disable_prepacking", "1")
     return options
@@ -137,7 +137,7 @@ def fixed(spec: TensorSignature) -> tuple[int, ...]:
 
 
 def allocate(spec: TensorSignature) -> NDArray:
-    """Zeros of the declared shape; where a graph computes in half precision, fp32 here, which its executor rounds."""
+    """Zeros of the declared shape. For a graph in half precision they are fp32, which its executor rounds."""
     return np.zeros(fixed(spec), NUMPY.get(spec.dtype, np.float32))
 
 

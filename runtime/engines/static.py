@@ -115,7 +115,7 @@ class StaticEngine(Engine):
         return self.executor.run(graph, inputs, self.buffers(graph, state.kv) | kept)
 
     def inputs(self, graph: GraphSignature, kv: DeferredKvCache) -> dict[str, NDArray]:
-        """The graph's small inputs, of which those that follow from the cache alone are filled in."""
+        """The graph's small inputs. Those that follow from the cache alone are filled in."""
         if graph.name not in self._inputs:
             self._inputs[graph.name] = host_inputs(graph)
         fill_commit(self._inputs[graph.name], kv)

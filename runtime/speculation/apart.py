@@ -46,7 +46,7 @@ class ApartGrammars:
 
     def warm(self) -> None:
         """Starts the program, and waits for nothing."""
-        with self._lock, contextlib.suppress(OSError):  # whoever asks is told
+        with self._lock, contextlib.suppress(OSError):  # the first call raises it
             self._started()
 
     def begin(self) -> ApartGrammar:

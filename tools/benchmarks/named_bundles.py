@@ -12,7 +12,7 @@ from draftwood.manifest import Manifest, read_manifest
 from draftwood.tools import demo
 from draftwood.tools.measure.runner import PLAIN
 
-# A name stands in keys and names of ways, whose parts are told apart by slashes and spaces.
+# A name becomes part of keys and of names of ways, which slashes and spaces divide.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

@@ -136,7 +136,7 @@ class Lab:
         return Path(self.suite.checkpoint)
 
     def say(self, what: str) -> None:
-        """Tells the user what is done now, where it is no measurement."""
+        """Tells the user what is being done while nothing is measured."""
         print(what, file=sys.stderr, flush=True)
 
     def _times(self, engine: Engine, runs: str) -> tuple[StepTime, ...]:

@@ -56,10 +56,9 @@ def transformers_generate(model: Path, work: Path, threads: int, **options: Any)
 
 
 def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Generate:
-    """onnxruntime-genai on its own export of a folder; it takes one thread unless told.
+    """onnxruntime-genai on its own export of a folder; it takes one thread by default.
 
-    Raises:
-        RequestError: the checkpoint is a GGUF file, of which its builder looks for the rest on a hub.
+    Raises: RequestError: the checkpoint is a GGUF file; its builder looks for the tokenizer and configuration on a hub.
     """
     import onnxruntime_genai
 

@@ -1,7 +1,7 @@
 """``draftwood doctor``: this machine's parts, its abilities, and the missing parts.
 
-Packages are looked up, not imported, so that a broken one cannot break the report; onnxruntime alone is imported, for
-its providers, and an NPU is counted in its own process.
+Packages are looked up, not imported, so that a broken one cannot break the report. Only onnxruntime is imported, for
+its providers. An NPU is counted in its own process.
 """
 
 from __future__ import annotations

@@ -139,8 +139,8 @@ def _read(engine: ExchangedEager, prompt: NDArray[np.int64], move: _Move) -> _Re
 def measured(
     engine: ExchangedEager, prompts: Iterable[NDArray[np.int64]]
 ) -> tuple[dict[str, Allowed], dict[str, Allowed]]:
-    """By quantity what is allowed of a whole launch, as a share of the largest value, and of halves of blocks, as a
-    share of a row's length; see `relative_difference` and `row_difference`."""
+    """The allowed differences by quantity: of a whole launch, and of halves of blocks. The first are shares of the
+    largest value, the second of a row's length; see `relative_difference` and `row_difference`."""
     manifest, factor = engine.bundle.manifest, FACTOR_IN_HALF if engine.half else FACTOR
     block = rounded_together(manifest) if manifest.quantised else None
     whole, halves = Counter[str](), Counter[str]()

@@ -1,10 +1,10 @@
 """Does every graph of a bundle compute what eager PyTorch computes?
 
-Equal argmax proves little, so logits, features and caches are compared, on trees with branches after a real
-prefix, through several steps with commits of every kind: whole, where rounding grows with depth, and block by block,
-each from the graph's own input, where it does not. Controls that are wrong on purpose (another mask, shifted
-positions, a misrouted path, a dropped write, a wrong scale) must be told apart by the same comparison. The NPU's graphs
-are compared in their own element type, executed operator for operator by an interpreter.
+Equal argmax proves little, so logits, features and caches are compared, on trees with branches after a real prefix,
+through several steps with commits of every kind. They are compared twice. Whole, rounding grows with depth. Block by
+block, each from the graph's own input, it does not. The same comparison must notice controls that are wrong on purpose
+(another mask, shifted positions, a misrouted path, a dropped write, a wrong scale). The NPU's graphs are compared in
+their own element type, executed operator for operator by an interpreter.
 """
 
 from __future__ import annotations

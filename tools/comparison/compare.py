@@ -26,10 +26,10 @@ from draftwood.tools.comparison.allowed import (
 from draftwood.tools.reference.followed import ExchangedEager, FollowingEager, States
 from draftwood.trees import TreeBuffers, require
 
-# How far bf16 is from fp32 is the model's own business, not a fault: reported, and refused only where it is absurd.
+# How far bf16 is from fp32 is a property of the model, not a fault: reported, and refused only if it is absurd.
 ROUNDED_TOLERANCE = 2e-1
-# Drafted tokens may differ by this times the tolerance: none in fp32, three in ten in half precision, where candidates
-# next to each other are a rounding apart, and no more in int8 (measured 4e-2 of the demo's EAGLE-3).
+# The share of drafted tokens that may differ is this times the tolerance: none in fp32, and three in ten in half
+# precision, whose neighbouring candidates are a rounding apart. In int8 no more (measured 4e-2 of the demo's EAGLE-3).
 DIFFERING_TOKENS = 10
 # A score is the small difference of logits, and a path's the sum of several: their rounding is that of the logits.
 SCORES = 3
@@ -227,7 +227,7 @@ def compare_drafts(pair: Pair, gear: Gear, drafts: list[tuple[Draft, Draft]]) ->
         allowed = SCORES * pair.draft_tolerance
         yield pair.compared(gear.name, gear.draft, "draft scores", *both, f"step {number}", allowed)
     if pair.following:  # both drafters read the same states
-        # A rounding of one row moves the nodes below it and no other, where a fault moves nearly all.
+        # A rounding of one row moves only the nodes below it; a fault moves nearly all.
         quartile, where = sorted(of_nodes)[(len(of_nodes) - 1) // 4], f"a quarter of {len(of_nodes)} nodes"
         yield pair.found(gear.name, gear.draft, "draft scores, quartile", quartile, where, SCORES * TOLERANCE)
     share = float(np.mean(differing))

@@ -85,7 +85,7 @@ def _medusa(folder: Path, hidden: int, random: torch.Generator) -> None:
 
 
 def _eagle3(folder: Path, fields: Mapping[str, Any], embedding: Tensor, random: torch.Generator) -> None:
-    """One block of Llama's over three states, of which the first, the embedding's row, goes on."""
+    """One block of Llama's over three states; the first, the embedding's row, goes on."""
     hidden, inner, dim = fields["hidden_size"], fields["intermediate_size"], fields["head_dim"]
     rows, cached = fields["num_attention_heads"] * dim, fields["num_key_value_heads"] * dim
     drafted = min(_DRAFTED, fields["vocab_size"] - fields["vocab_size"] // 4)

@@ -1,7 +1,7 @@
 """Runs of the hour on a device after the probes, the most instructive first.
 
-First whether the graphs compute what they should, on both engines; then the same at the widths of a 7B model, in bf16
-and W8A8; then what is slower to say or says less. All models but the last are made on the spot.
+First they check what the graphs compute, on both engines. Then the same at the widths of a 7B model, in bf16 and W8A8.
+Then runs that take longer or tell less. All models but the last are made on the spot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Texts that share launches, against plain decoding: equal tokens, and tokens a second of all texts together.
 
-A text that ends makes room for the next, whose prompt is not timed. Figures are of steps with every place taken, but
-where they are told for every number of texts: at the end of a round there are fewer and fewer.
+A text that ends makes room for the next, whose prompt is not timed. Figures are of steps with every place taken, unless
+they are listed by number of texts: at the end of a round there are fewer and fewer.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ def measure(
 def figures(texts: Sequence[Decoded], plain: Result) -> dict[str, Any]:
     """Figures of one way: times of every round in seconds, and the steps of the last round.
 
-    ``accepted`` are tokens gained, by step; ``depths`` how many steps drafted, and accepted a draft at depth 1, 2, ...;
-    ``held`` how many steps a reference engine held to invariants.
+    ``accepted`` are tokens gained, by step. ``depths`` are counts of steps: those that drafted, and those that accepted
+    a draft at depth 1, 2, ... ``held`` counts steps whose invariants a reference engine checked.
     """
     results, last = [text.result for text in texts], texts[-1].result
     steps = [event for event in texts[-1].trace.events if event.kind != "prefill"]

@@ -216,7 +216,7 @@ class Worker:
         assert last is not None and last.draft is not None
         tree, drafted = last.draft.tree, last.draft.tokens_T.tolist()
         accepted = [0]
-        for token in last.tokens[:-1]:  # a path is told by its tokens: no parent has two children of one token
+        for token in last.tokens[:-1]:  # tokens identify a path: no parent has two children of one token
             parents = tree.parents.tolist()
             accepted.append(next(r for r in range(1, tree.rows) if parents[r] == accepted[-1] and drafted[r] == token))
         return DraftedStep(
@@ -298,9 +298,9 @@ def _warm_together(engine: Engine, gears: Sequence[Gear]) -> None:
 
 
 def open_rest(model: OpenedBundle) -> None:
-    """Opens the graphs of several texts, where that is all they need, while the first clients are served already."""
+    """Opens the graphs of several texts, if they need no more than that, while the first clients are served already."""
     if not model.engine.padded:
-        with contextlib.suppress(UserError):  # the bundle was closed; or a text that needs the graph is told
+        with contextlib.suppress(UserError):  # the bundle was closed, or the text that needs the graph gets the error
             model.engine.open_all()
 
 

@@ -241,8 +241,8 @@ def ranks_of(
     drafter: Student, states: States, text_W: np.ndarray, candidates: int,
     noise_of: Callable[[np.ndarray, Batch], LevelNoise] | None = None,
 ) -> Iterator[tuple[np.ndarray, Batch, Tensor]]:  # fmt: skip
-    """Batches of the texts, in order of length: (texts, batch, ranks of the true tokens, int64 [N, I], on the
-    host); ``noise_of`` gives what a batch's texts share with their teacher."""
+    """Batches of the texts in order of length, each as (texts, batch, ranks of the true tokens). The ranks are int64
+    [N, I], on the host. ``noise_of`` gives the noise that a batch's texts share with their teacher."""
     for text_B in by_length(states.texts.index_W["length"], text_W, _WIDE):
         batch = states.batch(text_B)
         noise = noise_of(text_B, batch) if noise_of else None

@@ -40,8 +40,8 @@ class DSparkConfig(DFlashConfig):
 class MarkovHead(nn.Module):
     """The bias that the token before a level adds to the level's logits; parameters have DeepSpec's names.
 
-    A matrix makes the bias from a latent of low rank. The latent has three forms: the token's row (vanilla); that row
-    gated by the level's hidden state (gated); or the output of a recurrence along the path that reads both (rnn).
+    A matrix makes the bias from a latent of low rank. The latent has three forms. Vanilla is the token's row. Gated is
+    that row, gated by the level's hidden state. Rnn is the output of a recurrence along the path, which reads both.
     """
 
     def __init__(self, kind: Head, vocabulary: int, draft: int, hidden: int, rank: int) -> None:

@@ -6,7 +6,7 @@ The layout of its folder is ours, since none is published:
   fields for the blocks, ``draft_vocab_size``, ``target_hidden_size``, and ``aux_layer_ids``, the teacher's layers whose
   entering states are read.
 * Tensors: ``fc.weight`` [H, n * target_hidden_size] of n states; ``proj.weight`` [H, 2H] over cat(fused states,
-  embedding); ``layers.{i}.*`` as a Llama's; ``norm.weight``; ``lm_head.weight`` [draft_vocab_size, H] unless it is the
+  embedding). ``layers.{i}.*`` as a Llama's; ``norm.weight``. ``lm_head.weight`` [draft_vocab_size, H] unless it is the
   teacher's; ``d2t`` and ``t2d`` as EAGLE-3 has them.
 """
 

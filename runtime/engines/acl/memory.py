@@ -32,8 +32,9 @@ WEIGHT_START = 512
 class AclDevice:
     """One context and one stream of a device, and all memory that was taken there.
 
-    May be used from several threads, each call enters the context first. What is no longer referred to is given back
-    at the next allocation: a finalizer runs in any thread, where another program's context may be the current one.
+    May be used from several threads, each call enters the context first. Memory without references is given back at the
+    next allocation. A finalizer could not do it: it runs in any thread, and there another program's context may be the
+    current one.
     """
 
     def __init__(self, library: Library) -> None:
@@ -128,8 +129,8 @@ class MemoryBlock:
 
 
 def cut(sizes: Sequence[int], unit: int | None = None) -> tuple[list[int], int]:
-    """Where pieces of these sizes begin in one block, at multiples of ``unit`` or where the device asks for it, and how
-    long the block must be, by the rules of the device."""
+    """The places where pieces of these sizes begin in one block, and the block's length, by the device's rules. Pieces
+    begin at multiples of ``unit``, or of the device's own unit."""
     starts, at, unit = [], 0, unit or _PIECE_START
     for size in sizes:
         starts.append(at)

@@ -1,8 +1,8 @@
 """Graphs compiled by OpenVINO, kept as blobs in the user's cache, next to the step times that are tuned.
 
-A blob's file is named by all that it was compiled from: the graph and the weights by the manifest's SHA-256, OpenVINO's
-version, the device with its driver and compiler, and the settings. So another graph, device or version never finds it.
-It begins with the SHA-256 of the rest, so one that was damaged is compiled anew.
+A blob's name covers all that it was compiled from: graph and weights (the manifest's SHA-256), OpenVINO's version, the
+device with its driver and compiler, and the settings. So another graph, device or version never finds it. It begins
+with the SHA-256 of the rest, so a damaged one is compiled anew.
 """
 
 from __future__ import annotations

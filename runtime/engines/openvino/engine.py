@@ -56,7 +56,7 @@ class OpenVinoDevice:
         return config | ({"INFERENCE_NUM_THREADS": counted_threads(self._threads)} if self.name == "CPU" else {})
 
     def zeros(self, shape: tuple[int, ...]) -> Buffer:
-        """fp32 zeros in the host's memory, where the device can use it without a copy."""
+        """fp32 zeros in host memory that the device can use without a copy."""
         if self._context is None or 0 in shape:
             return host_zeros(shape)
         tensor = self._context.create_host_tensor(self._openvino.Type.f32, self._openvino.Shape(shape))

@@ -129,8 +129,8 @@ def _rates(rows: list[Row]) -> Iterator[tuple[str, Interval, str, str]]:
 
 
 def _compared(rows: list[Row]) -> Iterator[tuple[str, str, Interval]]:
-    """Each of ours over the fastest peer, of which plain decoding meets those that do not speculate, and plain over the
-    fastest of our other bundles."""
+    """Each of ours over the fastest peer, and plain decoding over the fastest of our other bundles. Plain decoding is
+    compared only with peers that do not speculate."""
     names = list(rows[0]["found"]["programs"])
     for name in (program for program in names if program.startswith(OURS)):
         plain = _plain(name)

@@ -1,8 +1,9 @@
 """Turns of conversations as they are counted: every way of a turn next to plain decoding with the same bundle.
 
 A speed-up is over plain decoding with the same bundle, which may take its own time next to other bundles'. A text is
-decoded plainly with every bundle, but not in every round with each. So the time of a bundle next to the others is
-counted over all texts; a text's base is the median of all its plain rounds, each brought to the bundle by that.
+decoded plainly with every bundle, but not in every round with each. So how much longer a bundle's plain decoding takes
+than the others' is a factor, counted over all texts. A text's base is the median of all its plain rounds, each
+multiplied by the factor between its bundle and the way's.
 """
 
 from __future__ import annotations

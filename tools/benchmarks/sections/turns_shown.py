@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 Place = tuple[str, float]
-# Tokens of a step that are told apart; the last stands for all above.
+# The classes of tokens a step; the last stands for all above.
 LONG = ("1", "2", "3", "4", "5", "6", "7", "8+")
 
 
