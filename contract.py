@@ -220,11 +220,11 @@ def _names(end: End, texts: int) -> list[str]:
     return [text_name(text, end.name) for text in range(texts)] if end.each and texts > 1 else [end.name]
 
 
-def texts_signature(one: StepSignature, texts: int) -> StepSignature:
+def texts_signature(single: StepSignature, texts: int) -> StepSignature:
     """The signature for so many texts at once, made from that for one. Every text has its own inputs and outputs, and
     the caches of all come last. Logits, choices and features of a step are those of all rows together."""
     every = [str(text) for text in range(texts)]
-    together = [spec for spec in one.outputs if one.kind == "step" and spec.name in names_of(RESULTS)]
+    together = [spec for spec in single.outputs if single.kind == "step" and spec.name in names_of(RESULTS)]
 
     def of_all(specs: Iterable[TensorSignature], caches: Container[str]) -> list[TensorSignature]:
         each = [spec for spec in specs if spec not in together]
@@ -232,21 +232,21 @@ def texts_signature(one: StepSignature, texts: int) -> StepSignature:
         return [_of_text(spec, text) for part in (small, last) for text in every for spec in part]
 
     return StepSignature(
-        name=f"{one.name}-b{texts}",
-        kind="batch" if one.kind == "step" else "draft-texts",
-        rows=one.rows,
-        slots=one.slots,
-        inputs=tuple(of_all(one.inputs, one.aliases.values())),
-        outputs=(*together, *of_all(one.outputs, one.aliases)),
-        aliases={text_name(text, out): text_name(text, into) for text in every for out, into in one.aliases.items()},
+        name=f"{single.name}-b{texts}",
+        kind="batch" if single.kind == "step" else "draft-texts",
+        rows=single.rows,
+        slots=single.slots,
+        inputs=tuple(of_all(single.inputs, single.aliases.values())),
+        outputs=(*together, *of_all(single.outputs, single.aliases)),
+        aliases={text_name(text, out): text_name(text, into) for text in every for out, into in single.aliases.items()},
         batch=texts,
     )
 
 
-def pooled_signature(one: StepSignature, texts: int) -> StepSignature:
+def pooled_signature(single: StepSignature, texts: int) -> StepSignature:
     """The static form of `texts_signature`: rows of all texts follow each other in inputs, outputs and caches. A tensor
     that may stay on the device is not joined: each text has its own."""
-    apart = lives(one, "either")
+    apart = lives(single, "either")
 
     def of_all(specs: Iterable[TensorSignature]) -> Iterable[TensorSignature]:
         for spec in specs:
@@ -258,13 +258,13 @@ def pooled_signature(one: StepSignature, texts: int) -> StepSignature:
                 yield TensorSignature(name=spec.name, dtype=spec.dtype, shape=(texts * rows, *rest))
 
     return StepSignature(
-        name=f"{one.name}-b{texts}",
+        name=f"{single.name}-b{texts}",
         kind="draft-texts",
-        rows=one.rows,
-        slots=one.slots,
-        inputs=tuple(of_all(one.inputs)),
-        outputs=tuple(of_all(one.outputs)),
-        aliases=one.aliases,
+        rows=single.rows,
+        slots=single.slots,
+        inputs=tuple(of_all(single.inputs)),
+        outputs=tuple(of_all(single.outputs)),
+        aliases=single.aliases,
         batch=texts,
     )
 

@@ -126,7 +126,7 @@ def _stat(path: Path) -> os.stat_result:
         raise OSError(errno.EINVAL, f"no possible file name ({error})") from error
 
 
-def _require_regular(found: os.stat_result, path: Path) -> None:
-    kind = stat.S_IFMT(found.st_mode)
+def _require_regular(status: os.stat_result, path: Path) -> None:
+    kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG:
         raise OSError(errno.EINVAL, f"{_KINDS.get(kind, 'a special file')}, expected a regular file")

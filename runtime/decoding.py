@@ -61,7 +61,7 @@ class Asked(TypedDict, total=False):
     # Keep log-probabilities of every token, and of that many of the likeliest besides it.
     logprobs: int | None
     # Special tokens, as the vocabulary spells them, that stand in the text; others leave nothing there.
-    shown: Sequence[str]
+    special_tokens: Sequence[str]
     # The form of the text: a JSON schema as an object, or a grammar in Lark's or GBNF's syntax.
     grammar: Grammar | None
     # Token ids that alone may come; texts that may not; tokens before which no end counts; by token id, what is added
@@ -85,7 +85,7 @@ class Options:
     stop_strings: tuple[str, ...] = ()
     # Of every token, and of that many of the likeliest ones besides it.
     logprobs: int | None = None
-    shown: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = ()
     grammar: Grammar | ApartGrammar | None = None
     wishes: Wishes = field(default_factory=Wishes)
     include_stop_str_in_output: bool = False
@@ -104,15 +104,15 @@ class Options:
             raise RequestError(f"min_tokens: {self.wishes.min_tokens}, but the text has at most {most} tokens")
 
     @classmethod
-    def of(cls, **given: Unpack[Asked]) -> Options:
+    def of(cls, **options: Unpack[Asked]) -> Options:
         """Options by the names that users know; RequestError if a name is another, or a value makes no sense."""
-        if strange := given.keys() - Asked.__annotations__:
+        if strange := options.keys() - Asked.__annotations__:
             raise RequestError(f"{min(strange)}: no such option; expected one of {', '.join(Asked.__annotations__)}")
-        rest: dict[str, Any] = {**given}
+        rest: dict[str, Any] = {**options}
         sampling = Sampling(**{field.name: rest.pop(field.name) for field in fields(Sampling) if field.name in rest})
         stop = rest.pop("stop", ())
         stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        rest["shown"] = tuple(rest.get("shown", ()))
+        rest["special_tokens"] = tuple(rest.get("special_tokens", ()))
         wishes = {field.name: rest.pop(field.name) for field in fields(Wishes) if field.name in rest}
         for name in wishes.keys() & {"allowed_token_ids", "bad_words"}:
             wishes[name] = tuple(wishes[name])
@@ -355,9 +355,9 @@ class Decoding:
             final, self._finish = final[: end + 1], "stop"
         return self._emit(final)
 
-    def _emit(self, kept: list[int]) -> str:
+    def _emit(self, tokens: list[int]) -> str:
         piece = ""
-        for token in kept:
+        for token in tokens:
             self.tokens.append(token)
             if self._stream is not None:
                 piece += self._stream.push([token])
@@ -444,7 +444,7 @@ def _grammar(engine: Engine, grammar: Grammar | ApartGrammar) -> TextGrammar | A
 
 def _stream(tokenizer: Tokenizer, options: Options) -> Stream:
     shows, least = options.include_stop_str_in_output, options.wishes.min_tokens
-    return Stream(tokenizer, options.stop_strings, options.shown, shows_stop=shows, least=least)
+    return Stream(tokenizer, options.stop_strings, options.special_tokens, shows_stop=shows, least=least)
 
 
 def _now_us() -> float:

@@ -54,8 +54,8 @@ class PlainText(NamedTuple):
 class Watched(HostParts):
     """An engine's parts of a step, accepted on the host, whose logits are kept; ``given`` is taken for the draft."""
 
-    def __init__(self, engine: Engine, given: Draft | None = None) -> None:
-        self._engine, self._given = engine, given
+    def __init__(self, engine: Engine, draft: Draft | None = None) -> None:
+        self._engine, self._given = engine, draft
 
     def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
         return [self._given] if self._given else self._engine.draft(states, gears)

@@ -29,12 +29,12 @@ class Stream:
         self,
         tokenizer: Tokenizer,
         stop_strings: tuple[str, ...] = (),
-        shown: Sequence[str] = (),
+        special_tokens: Sequence[str] = (),
         *,
         shows_stop: bool = False,
         least: int = 0,
     ) -> None:
-        """``shown`` are special tokens that stand in the text by their spelling; others leave nothing in it.
+        """``special_tokens`` appear in the text by their spelling; other special tokens leave nothing in it.
 
         ``shows_stop``: the text ends after the stop string and not before it. The text of the ``least`` first tokens
         ends no text.
@@ -45,7 +45,7 @@ class Stream:
             raise RequestError(f"stop strings: expected a tuple of non-empty strings, got {stop_strings!r}")
         self._pieces: _Pieces = _Bytes(tokenizer) if tokenizer.decoders == ["ByteLevel"] else _Window(tokenizer)
         self._stops, self._shows_stop, self._least = tuple(stop_strings), shows_stop, least
-        self._shown = {tokenizer.special_id(token): token for token in shown}
+        self._shown = {tokenizer.special_id(token): token for token in special_tokens}
         self._held = ""  # final text that may be the beginning of a stop string
         self._tokens_used = 0
         self._stopped = False

@@ -38,7 +38,7 @@ def read_prompts(path: Path | None, limit: int | None = None) -> list[Prompt]:
     return list(islice(_prompts(path or BUILT_IN), limit))
 
 
-def read_families(given: Sequence[str]) -> list[Prompt]:
+def read_families(files: Sequence[str]) -> list[Prompt]:
     """Prompts of several files, each ``FILE`` or ``FAMILY=FILE``; the built-in ones where none is given.
 
     A family's name takes the place of what its lines say, and stands before their ids.
@@ -47,7 +47,7 @@ def read_families(given: Sequence[str]) -> list[Prompt]:
         RequestError: a line that does not fit, or two files with conversations of one name.
     """
     read, owners = list[Prompt](), dict[str, str]()
-    for name in given or (str(BUILT_IN),):
+    for name in files or (str(BUILT_IN),):
         family, path = split_family(name)
         prompts = _prompts(path)
         if family:
@@ -65,10 +65,10 @@ def read_families(given: Sequence[str]) -> list[Prompt]:
     return read
 
 
-def split_family(given: str) -> tuple[str, Path]:
+def split_family(text: str) -> tuple[str, Path]:
     """``FAMILY=FILE`` in its parts; of a ``FILE``, or a path whose folders have the sign, the family is empty."""
-    family, sign, path = given.partition("=")
-    return (family, Path(path)) if sign and family and "/" not in family else ("", Path(given))
+    family, sign, path = text.partition("=")
+    return (family, Path(path)) if sign and family and "/" not in family else ("", Path(text))
 
 
 def _prompts(path: Path) -> list[Prompt]:

@@ -193,9 +193,9 @@ def _shares(visits_FT: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(round(float(share), 6) for share in visits_FT.sum(0)[1:] / visits_FT[:, 0].sum())
 
 
-def _name(rows: int, taken: set[str]) -> str:
+def _name(rows: int, names: set[str]) -> str:
     name = f"planned-{rows}"
-    return next(option for option in (name, *(f"{name}-{i}" for i in range(2, 999))) if option not in taken)
+    return next(option for option in (name, *(f"{name}-{i}" for i in range(2, 999))) if option not in names)
 
 
 def _gears(shapes: Sequence[GearShape], trees: Trees) -> tuple[Gear, ...]:
@@ -332,7 +332,7 @@ def _stairs(chosen: _Chosen, table: LatencyTable) -> tuple[Stair, ...]:
             us_per_token=float(np.where(fits_C, us_C, 0) @ shares_C),
         )
         key = (gear.texts, gear.slots, gear.rows)
-        best[key] = min(best.get(key, stair), stair, key=lambda one: one.us_per_token)
+        best[key] = min(best.get(key, stair), stair, key=lambda other: other.us_per_token)
     return tuple(best[key] for key in sorted(best))
 
 

@@ -92,12 +92,12 @@ def element_types() -> ElementTypes:
     return msgspec.json.decode(files(__package__).joinpath("element_types.json").read_bytes(), type=ElementTypes)
 
 
-def place(kind: str, given: Mapping[str, torch.dtype], results: Sequence[torch.dtype]) -> Placed | None:
+def place(kind: str, types: Mapping[str, torch.dtype], results: Sequence[torch.dtype]) -> Placed | None:
     """Where a node runs by the types of its operands, by name, and of its results; None: not in the table."""
     known = element_types().operators.get(kind)
     if known is None:
         return None
-    operands = [(_operand(known, name), _CODE[dtype]) for name, dtype in given.items()]
+    operands = [(_operand(known, name), _CODE[dtype]) for name, dtype in types.items()]
     if not {name for name, _ in operands} <= {*known.operands}:
         return Placed("none")  # no graph of ours gives it that
     names = [*(name for name, _ in operands), *known.results]
@@ -128,17 +128,17 @@ def _listings(known: OperatorTypes) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(by_release.get(release, first) for release in _RUN if first))
 
 
-def _placed(texts: Sequence[str], wanted: Sequence[tuple[str, int, str]]) -> Placed:
+def _placed(texts: Sequence[str], ports: Sequence[tuple[str, int, str]]) -> Placed:
     """The row that takes a node with the fewest raised types."""
     best, nearest, most = None, "", -1
     for text in texts:
         row = text.split()
-        apart = [(name, code, row[column]) for name, column, code in wanted if row[column] != code]
+        apart = [(name, code, row[column]) for name, column, code in ports if row[column] != code]
         if all(code in _HALVES and listed == "f4" for _, code, listed in apart):
             raised = tuple(name for name, _, _ in apart)
             best = raised if best is None or len(raised) < len(best) else best
-        if len(wanted) - len(apart) > most:
-            most, nearest = len(wanted) - len(apart), text
+        if len(ports) - len(apart) > most:
+            most, nearest = len(ports) - len(apart), text
     return Placed("none", nearest=nearest) if best is None else Placed("AI Core", best)
 
 

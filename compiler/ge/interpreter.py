@@ -153,7 +153,7 @@ class _Plan:
         owned, detached = memory(graph)
         return cls(graph, calls, _last_reads(graph), owned, detached)
 
-    def execute(self, given: Mapping[str, Tensor], observe: Observer | None) -> Run:
+    def execute(self, inputs: Mapping[str, Tensor], observe: Observer | None) -> Run:
         values: dict[str, tuple[Tensor, ...]] = {}
         result: list[Tensor] = []
         for node in self.graph.nodes.values():
@@ -163,7 +163,7 @@ class _Plan:
             if node.type in COLLECTIVES and not (value := self._operand(node, values)).is_meta:
                 outputs: tuple[Tensor, ...] = ((yield Meeting(node, value)),)
             else:
-                outputs = self._compute(node, given, values)
+                outputs = self._compute(node, inputs, values)
             if observe is not None:
                 observe(node, outputs)
             values[node.name] = outputs
@@ -178,10 +178,10 @@ class _Plan:
         return values[edge.node][edge.output].contiguous()
 
     def _compute(
-        self, node: Node, given: Mapping[str, Tensor], values: Mapping[str, tuple[Tensor, ...]]
+        self, node: Node, inputs: Mapping[str, Tensor], values: Mapping[str, tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
         if node.type in _GIVEN:
-            return (given[node.name],)
+            return (inputs[node.name],)
         if node.type == "Const":
             return (node.attributes["value"],)
         operands = [None if edge is None else values[edge.node][edge.output] for edge in node.operands]

@@ -51,11 +51,11 @@ def _only_rounded(rows: fx.Node) -> bool:
     return value.dim() == 2 and value.dtype in _HALVES and bool(readers) and all(readers)
 
 
-def _read_rounded(graph: fx.Graph, rows: fx.Node, made: fx.Node, scale: int) -> None:
+def _read_rounded(graph: fx.Graph, rows: fx.Node, rounding: fx.Node, scale: int) -> None:
     """Products of ``rows`` take outputs 0 and ``scale`` of the operator that has rounded them."""
-    with graph.inserting_after(made):
-        factor = graph.call_function(getitem, (made, scale))
-        whole = graph.call_function(getitem, (made, 0))
+    with graph.inserting_after(rounding):
+        factor = graph.call_function(getitem, (rounding, scale))
+        whole = graph.call_function(getitem, (rounding, 0))
     for product in list(rows.users):
         weight, weight_scale, bias = (argument(product, name) for name in ("weight", "weight_scale", "bias"))
         product.target = torch.ops.draftwood.rounded_linear.default

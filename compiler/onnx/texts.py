@@ -79,7 +79,7 @@ class _Repeated:
         multiplies = node.op_type in _PRODUCTS and node.inputs[1] in self.weights
         rounds = made_of.endswith(_QUANTISED) and all(len(_sizes(value)) == 2 for value in inputs)
         if inputs and (multiplies or rounds or any(value in self._together for value in inputs)):
-            axis = _rows_behind(node, inputs, [self._axis.get(value, 0) for value in inputs])
+            axis = _rows_axis(node, inputs, [self._axis.get(value, 0) for value in inputs])
             if axis is not None:
                 self._add_once(node, axis)
                 return
@@ -177,15 +177,15 @@ class _Repeated:
         self.nodes.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs, name=name))
 
 
-def _rows_behind(node: ir.Node, given: Sequence[ir.Value], axes: Sequence[int]) -> int | None:
+def _rows_axis(node: ir.Node, row_inputs: Sequence[ir.Value], axes: Sequence[int]) -> int | None:
     """Along which axis its outputs have the rows of its inputs, which are the same; None if the node does not do
     the same to every row."""
-    sizes = [_sizes(value) for value in given]
+    sizes = [_sizes(value) for value in row_inputs]
     if not all(sizes):
         return None
     if node.op_type == "RotaryEmbedding":  # of [1, rows, width], and tables of as many rows
         return 1 if [len(size) for size in sizes] == [3, 2, 2] and list(axes) == [1, 0, 0] else None
-    weights = [value for value in node.inputs if value is not None and value not in given]
+    weights = [value for value in node.inputs if value is not None and value not in row_inputs]
     rows = {size[axis] for size, axis in zip(sizes, axes, strict=True)}
     if len(rows) != 1 or None in rows:
         return None
@@ -194,15 +194,17 @@ def _rows_behind(node: ir.Node, given: Sequence[ir.Value], axes: Sequence[int]) 
         return None
     if node.op_type == "Unsqueeze":
         return axis + 1 if _numbers(weights) == [0] else None
-    return axis if _same_for_rows(node, given, weights, rank, axis) else None
+    return axis if _same_for_rows(node, row_inputs, weights, rank, axis) else None
 
 
-def _same_for_rows(node: ir.Node, given: Sequence[ir.Value], weights: Sequence[ir.Value], rank: int, axis: int) -> bool:
+def _same_for_rows(
+    node: ir.Node, row_inputs: Sequence[ir.Value], weights: Sequence[ir.Value], rank: int, axis: int
+) -> bool:
     """Whether the node treats all rows alike, with its inputs' rows along one axis."""
     if node.op_type in _PRODUCTS:
         # A product with packed weights takes rows along any axis but the last.
         along_rows = axis < rank - 1 if node.op_type == "MatMulNBits" else rank == 2 and axis == 0
-        return along_rows and list(given) == [node.inputs[0]]
+        return along_rows and list(row_inputs) == [node.inputs[0]]
     if node.op_type in _ELEMENTWISE or (node.op_type in _NORMS and axis < rank - 1):
         return all(value.shape is not None and len(value.shape) < rank - axis for value in weights)
     if node.op_type in _REDUCTIONS:

@@ -66,6 +66,6 @@ def split_layers(network: nn.Module, ranks: int) -> None:
             layer.register_forward_hook(_summed)
 
 
-def _summed(layer: nn.Module, given: tuple[Tensor, ...], part: Tensor) -> Tensor:
+def _summed(layer: nn.Module, inputs: tuple[Tensor, ...], part: Tensor) -> Tensor:
     """The sum over the devices of a layer's results for each device's part."""
     return summed(part)

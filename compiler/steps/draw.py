@@ -124,7 +124,7 @@ def _open(bound_TB: Tensor) -> tuple[Tensor, Tensor]:
     return opened_Tn, best_Tn[:, -1:]
 
 
-def _kept(found: Candidates, settings: DrawSettings, free_1: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+def _kept(candidates: Candidates, settings: DrawSettings, free_1: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
     """The totals [T, K] of the tokens that top-k and top-p may keep, and of those that they certainly keep; -inf stands
     for the others.
 
@@ -132,22 +132,22 @@ def _kept(found: Candidates, settings: DrawSettings, free_1: Tensor, vocabulary:
     A token that equals the best one that was not looked at may come after it. If it may be kept all the same, so may
     others that were not looked at. Its total is then +inf, which makes no row sure.
     """
-    height_TK, ids_TK = found.height_TK, found.ids_TK
+    height_TK, ids_TK = candidates.height_TK, candidates.ids_TK
     ahead_TKK = height_TK[:, None] > height_TK[..., None]
     tied_TKK = (height_TK[:, None] == height_TK[..., None]) & (ids_TK[:, None] < ids_TK[..., None])
     before_TKK = (ahead_TKK | tied_TKK).float()
     rank_TK, share_TK = before_TKK.sum(-1), height_TK.exp()
     before_TK = (before_TKK * share_TK[:, None]).sum(-1)
-    inside_TK, ranked_TK = height_TK > found.unseen_T1, rank_TK < settings.top_k_1
+    inside_TK, ranked_TK = height_TK > candidates.unseen_T1, rank_TK < settings.top_k_1
     # The mass of the k best is known if all of them were looked at.
     known_TK = torch.where(inside_TK, share_TK, float("inf"))
     best_mass_T1 = torch.where(ranked_TK, known_TK, 0.0).sum(-1, keepdim=True)
-    mass_T1 = torch.where(settings.top_k_1 < vocabulary, best_mass_T1, found.mass_T1)
+    mass_T1 = torch.where(settings.top_k_1 < vocabulary, best_mass_T1, candidates.mass_T1)
     beyond_TK = before_TK / mass_T1 - settings.top_p_1
-    open_TK = torch.where(inside_TK, found.total_TK, float("inf"))
+    open_TK = torch.where(inside_TK, candidates.total_TK, float("inf"))
     possible_TK = torch.where(ranked_TK & (beyond_TK < MARGIN), open_TK, _LEAST)
     certain_TK = inside_TK & ranked_TK & ((beyond_TK < -MARGIN) | (rank_TK == 0))
     return (
-        torch.where(free_1, found.total_TK, possible_TK),
-        torch.where(free_1 | certain_TK, found.total_TK, _LEAST),
+        torch.where(free_1, candidates.total_TK, possible_TK),
+        torch.where(free_1 | certain_TK, candidates.total_TK, _LEAST),
     )

@@ -23,9 +23,9 @@ from draftwood.manifest import StepSignature, text_name, texts_accept_name, text
 class VerifyTextsStep(TeacherStep):
     """Tree rows of B texts in, logits of every row out, and a branch for each text."""
 
-    def forward(self, tokens, depths, visible, committed, accepted, *given):  # type: ignore[no-untyped-def]
+    def forward(self, tokens, depths, visible, committed, accepted, *tensors):  # type: ignore[no-untyped-def]
         texts = tokens.shape[0]
-        paths, branches, caches = given[:texts], given[texts : 2 * texts], given[2 * texts :]
+        paths, branches, caches = tensors[:texts], tensors[texts : 2 * texts], tensors[2 * texts :]
         out = self.decoder.step_texts(tokens, depths, visible, committed, accepted, paths, branches, list(caches))
         layers, two, _, rows, heads, dim = out.branch_L2TKD.shape
         missing = max(0, self.branch_rows - rows)
@@ -70,9 +70,9 @@ class AcceptTextsStep(nn.Module):
         read = (all_XF.index_select(0, split + i * rows) for all_XF in features for i, split in enumerate(read_rows))
         return (drawn_BT, sure_X.view(depths.shape), torch.stack(paths), torch.cat(lengths), *read)
 
-    def _drawn(self, logits_XV: Tensor, depths_BT: Tensor, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def _drawn(self, logits_XV: Tensor, depths_BT: Tensor, settings: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Every row by its own text's settings; the levels of the texts' keys follow each other."""
-        keys, *numbers = given
+        keys, *numbers = settings
         texts_B1 = torch.arange(self.texts, device=depths_BT.device)[:, None]
         levels_X = (depths_BT + texts_B1 * (keys.shape[2] // self.texts)).flatten()
         text_X = texts_B1.expand(depths_BT.shape).flatten()

@@ -53,24 +53,24 @@ class WholeStep(nn.Module):
         results |= verified | accepted
         return tuple(results[spec.name] for spec in self.signature.outputs)
 
-    def _drafted(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _drafted(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The draft step's results, the drafter's caches too."""
         draft = self.parts.draft
         if draft is None:
             return {}
         noise = next(spec for spec in draft.signature.inputs if spec.name == "noise")
-        read = {name: given[RENAMED.get(name, name)] for name in _held(draft) - {"noise"}}
-        return _ran(draft, read | {"noise": self._noise(noise, given)})
+        read = {name: inputs[RENAMED.get(name, name)] for name in _held(draft) - {"noise"}}
+        return _ran(draft, read | {"noise": self._noise(noise, inputs)})
 
-    def _noise(self, spec: TensorSignature, given: Mapping[str, Tensor]) -> Tensor:
+    def _noise(self, spec: TensorSignature, inputs: Mapping[str, Tensor]) -> Tensor:
         """[D, U]; a level that no tree of the bundle reaches has none."""
         levels, width = (int(size) for size in spec.shape)
-        if "keys" not in given:
-            return torch.zeros(1, 1, dtype=DTYPES[spec.dtype], device=given["root"].device).expand(levels, width)
+        if "keys" not in inputs:
+            return torch.zeros(1, 1, dtype=DTYPES[spec.dtype], device=inputs["root"].device).expand(levels, width)
         assert self.draft is not None
         ids_U: Tensor | None = getattr(self.draft.drafter, "teacher_ids", None)
-        keys = given["keys"][:, :, :levels]
-        noise_LU = level_noise(keys, self.vocabulary, ids_U) * given["temperature"]
+        keys = inputs["keys"][:, :, :levels]
+        noise_LU = level_noise(keys, self.vocabulary, ids_U) * inputs["temperature"]
         return F.pad(noise_LU, (0, 0, 0, levels - keys.shape[2])).to(DTYPES[spec.dtype])
 
 

@@ -163,8 +163,8 @@ class DeviceTexts:
         return self._scratch[name, shape]
 
 
-def _said(told: dict[str, NDArray], buffers: dict[str, Buffer], line: GraphLine) -> Said:
-    outputs = {name: np.atleast_1d(value[line.number]) for name, value in told.items()}
+def _said(results: dict[str, NDArray], buffers: dict[str, Buffer], line: GraphLine) -> Said:
+    outputs = {name: np.atleast_1d(value[line.number]) for name, value in results.items()}
     return Said(outputs, buffers.get(text_name(line.number, "features.out")))
 
 

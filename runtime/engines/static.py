@@ -107,12 +107,12 @@ class StaticEngine(Engine):
         return [TeacherOutput(*(outputs[name][:rows] for name in names_of(RESULTS)))]
 
     def _run_tree(
-        self, graph: GraphSignature, state: SequenceState, draft: Draft, kept: dict[str, Buffer]
+        self, graph: GraphSignature, state: SequenceState, draft: Draft, stays: dict[str, Buffer]
     ) -> dict[str, NDArray]:
-        """A tree's rows after the text; outputs that are ``kept`` stay in those buffers."""
+        """A tree's rows after the text; outputs named in ``stays`` stay in those buffers."""
         inputs = self.inputs(graph, state.kv)
         fill_tree(inputs, draft.tokens_T, draft.tree)
-        return self.executor.run(graph, inputs, self.buffers(graph, state.kv) | kept)
+        return self.executor.run(graph, inputs, self.buffers(graph, state.kv) | stays)
 
     def inputs(self, graph: GraphSignature, kv: DeferredKvCache) -> dict[str, NDArray]:
         """The graph's small inputs. Those that follow from the cache alone are filled in."""

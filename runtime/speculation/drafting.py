@@ -342,8 +342,8 @@ def _followed(state: SequenceState) -> Guiding | None:
     return state.guide
 
 
-def _same(one: Sequence[NDArray[np.bool_]], other: Sequence[NDArray[np.bool_]]) -> bool:
-    return len(one) == len(other) and all(map(np.array_equal, one, other))
+def _same(masks: Sequence[NDArray[np.bool_]], others: Sequence[NDArray[np.bool_]]) -> bool:
+    return len(masks) == len(others) and all(map(np.array_equal, masks, others))
 
 
 def _guided(guide: Guiding | None, draft: Draft) -> Draft:

@@ -183,12 +183,12 @@ class Guide:
                 self._grammar.take(at, tokens[row])
             at += 1
 
-    def _best(self, candidates: Sequence[int], wanted: int, at: int) -> list[int]:
+    def _best(self, candidates: Sequence[int], count: int, at: int) -> list[int]:
         """So many tokens at most for a place: forced ones, then allowed candidates."""
         forced = self._grammar.forced(at)
         best = [] if forced is None else [forced]
         for token in candidates:
-            if len(best) == wanted:
+            if len(best) == count:
                 break
             if token != forced and self._grammar.allows(at, token):
                 best.append(token)

@@ -75,15 +75,15 @@ class _Answers:
         self._grammar = self._grammars.begin(json.loads(text) if is_schema else text)
         self._guide = Guide(self._grammar.copied(), position)
 
-    def allows(self, taken: list[tuple[int, int]], position: int, token: int) -> bool:
-        return self._behind(taken).allows(position, token)
+    def allows(self, path: list[tuple[int, int]], position: int, token: int) -> bool:
+        return self._after(path).allows(position, token)
 
-    def allowed(self, taken: list[tuple[int, int]], position: int) -> bytes:
-        return _bits(self._behind(taken).allowed(position))
+    def allowed(self, path: list[tuple[int, int]], position: int) -> bytes:
+        return _bits(self._after(path).allowed(position))
 
-    def _behind(self, taken: list[tuple[int, int]]) -> TextGrammar:
+    def _after(self, path: list[tuple[int, int]]) -> TextGrammar:
         assert self._grammar is not None
-        for position, token in taken:
+        for position, token in path:
             self._grammar.take(position, token)
         return self._grammar
 

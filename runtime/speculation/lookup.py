@@ -170,11 +170,11 @@ class TextIndex:
         return ranked
 
     def _continuations(
-        self, state: int, wanted: int, allowed: Callable[[Collection[int]], set[int]] | None = None
+        self, state: int, count: int, allowed: Callable[[Collection[int]], set[int]] | None = None
     ) -> list[Ways]:
         """Tokens after a state with the states that they lead to, then those of shorter ends until they are enough."""
         followers, known = list[Ways](), set[int]()
-        while state > 0 and len(known) < wanted:
+        while state > 0 and len(known) < count:
             ways = self._ways[state]
             if allowed is not None:
                 fits = allowed(ways)

@@ -163,8 +163,8 @@ def _check(matcher: Any) -> None:
         raise _refused(matcher.get_error())
 
 
-def _refused(told: str) -> RequestError:
+def _refused(message: str) -> RequestError:
     """The library's message. It has several lines, the first of them may say nothing, and it names switches that the
     asking client cannot reach."""
-    line = " ".join(told.split()).partition(" Enable '")[0]
+    line = " ".join(message.split()).partition(" Enable '")[0]
     return RequestError(f"grammar: it cannot be followed: {line}")

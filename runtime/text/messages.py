@@ -82,43 +82,43 @@ def _final(message: dict[str, Any]) -> str:
     return content if isinstance(content, str) and content.strip() else ""
 
 
-def _switch(given: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = given.get(name)
+def _switch(chat: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = chat.get(name)
     if value is not None and not isinstance(value, bool):
         raise RequestError(f"chat: {name}: expected true or false, got {value!r:.40}")
     return default if value is None else value
 
 
-def _messages(given: Any) -> list[dict[str, Any]]:
-    if not isinstance(given, list) or not given:
-        got = "an empty list" if isinstance(given, list) else type(given).__name__
+def _messages(messages: Any) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        got = "an empty list" if isinstance(messages, list) else type(messages).__name__
         raise RequestError(f"chat: expected a list of messages, got {got}")
-    return [_message(f"message {index}", message) for index, message in enumerate(given)]
+    return [_message(f"message {index}", message) for index, message in enumerate(messages)]
 
 
-def _message(where: str, given: Any) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise RequestError(f"chat: {where}: expected an object, got {type(given).__name__}")
-    if "role" not in given or not ("content" in given or "tool_calls" in given):
-        missing = "content" if "role" in given else "role"
+def _message(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise RequestError(f"chat: {where}: expected an object, got {type(value).__name__}")
+    if "role" not in value or not ("content" in value or "tool_calls" in value):
+        missing = "content" if "role" in value else "role"
         raise RequestError(f"chat: {where}: expected role and content, or role and tool_calls, got no {missing}")
     for key, kinds, expected in (
         ("role", str, "a string"),
         ("content", (str, list, type(None)), "a string, a list of parts or null"),
     ):
-        if key in given and not isinstance(given[key], kinds):
-            raise RequestError(f"chat: {where}: {key}: expected {expected}, got {type(given[key]).__name__}")
-    message: dict[str, Any] = _json(given, where)
+        if key in value and not isinstance(value[key], kinds):
+            raise RequestError(f"chat: {where}: {key}: expected {expected}, got {type(value[key]).__name__}")
+    message: dict[str, Any] = _json(value, where)
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-def _objects(given: Any, name: str) -> list[dict[str, Any]] | None:
-    if given is None:
+def _objects(value: Any, name: str) -> list[dict[str, Any]] | None:
+    if value is None:
         return None
-    if not isinstance(given, list) or not all(isinstance(entry, Mapping) for entry in given):
-        raise RequestError(f"chat: {name}: expected a list of objects, got {given!r:.60}")
-    entries: list[dict[str, Any]] = _json(given, name)
+    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
+        raise RequestError(f"chat: {name}: expected a list of objects, got {value!r:.60}")
+    entries: list[dict[str, Any]] = _json(value, name)
     return entries
 
 

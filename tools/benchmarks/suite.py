@@ -133,9 +133,9 @@ def _check(name: str, values: Sequence[str], known: Sequence[str]) -> None:
         raise ValueError(f"{name}: {strange[0]!r} is none of {', '.join(known)}")
 
 
-def _resolved(given: str) -> str:
+def _resolved(spec: str) -> str:
     """A prompt file, with its family, wherever the run goes on from."""
-    family, path = split_family(given)
+    family, path = split_family(spec)
     return f"{family}={path.resolve()}" if family else str(path.resolve())
 
 

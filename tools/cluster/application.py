@@ -42,14 +42,14 @@ class SessionRouter(ConsistentHashRouter):
         return [candidate_replicas]
 
 
-def application(given: dict[str, Any]) -> serve.Application:
+def application(values: dict[str, Any]) -> serve.Application:
     """The application that Ray Serve runs, from the fields of ``Deployed``.
 
     Raises:
         RequestError: one is missing, unknown, or makes no sense.
     """
     try:
-        deployed = msgspec.convert(given, Deployed, strict=False)
+        deployed = msgspec.convert(values, Deployed, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(f"application: {error}") from None
     engine = deployed.opening.engine

@@ -144,8 +144,8 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
     return temperatures
 
 
-def _workers(given: str) -> int | str:
-    return given if ":" in given else int(given)
+def _workers(text: str) -> int | str:
+    return text if ":" in text else int(text)
 
 
 _workers.__name__ = "number, or HOST:PORT"

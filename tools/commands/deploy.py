@@ -85,8 +85,8 @@ def _enough(deployed: dict[str, Deployed]) -> int:
     return default_threads()
 
 
-def _replicas(given: str) -> tuple[int, int]:
-    least, _, most = given.partition(":")
+def _replicas(text: str) -> tuple[int, int]:
+    least, _, most = text.partition(":")
     bounds = int(least), int(most or least)
     if not 1 <= bounds[0] <= bounds[1] <= 1000:
         raise ValueError

@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _npu(found: dict[str, Any], args: argparse.Namespace) -> int:
+def _npu(report: dict[str, Any], args: argparse.Namespace) -> int:
     """Tries the device and keeps the file up to date; 0 if all that was tried works."""
 
     def keep(tried: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ def _npu(found: dict[str, Any], args: argparse.Namespace) -> int:
         except OSError as error:
             raise RequestError(f"--npu {args.npu}: cannot be written ({error.strerror}); name another file") from None
 
-    tried = npu_report(found, keep, args.minutes, lambda text: print(text, file=sys.stderr))
+    tried = npu_report(report, keep, args.minutes, lambda text: print(text, file=sys.stderr))
     text = json.dumps(tried, indent=2)
     print(text if args.json else f"{describe(tried)}\n\nwritten to {args.npu}; it holds no names and no folders")
     works = all(verdict["works"] for verdicts in tried["probes"].values() for verdict in verdicts)
@@ -176,26 +176,26 @@ def _intel_steps(packages: dict[str, Any], openvino: dict[str, str]) -> list[str
     return ["OpenVINO finds no NPU; if the machine has one: https://github.com/intel/linux-npu-driver/releases"]
 
 
-def render(found: dict[str, Any]) -> str:
+def render(report: dict[str, Any]) -> str:
     """The report as text."""
-    python, cpu, memory = found["python"], found["cpu"], found["memory"]
-    lines = [f"draftwood {found['draftwood']}, Python {python['version']}, {python['platform']}", "", "packages"]
-    for name, facts in found["packages"].items():
+    python, cpu, memory = report["python"], report["cpu"], report["memory"]
+    lines = [f"draftwood {report['draftwood']}, Python {python['version']}, {python['platform']}", "", "packages"]
+    for name, facts in report["packages"].items():
         lines.append(f"  {name:<17} {facts['version'] or 'not installed: ' + facts['install']}")
     sizes = [f"{memory[key] / 2**30:.1f} GiB" if memory[key] else "unknown" for key in memory]
     lines += ["", "machine"]
     lines.append(f"  cpu           {cpu['model']}, {cpu['threads']} threads usable")
     lines.append(f"  features      {' '.join(cpu['features']) or 'none known'}")
     lines.append(f"  memory        {sizes[0]}, {sizes[1]} available")
-    lines.append(f"  onnxruntime   {', '.join(found['onnxruntime_providers']) or 'absent'}")
-    devices = [f"{name} ({full})" for name, full in found["openvino_devices"].items()]
+    lines.append(f"  onnxruntime   {', '.join(report['onnxruntime_providers']) or 'absent'}")
+    devices = [f"{name} ({full})" for name, full in report["openvino_devices"].items()]
     lines.append(f"  OpenVINO      {', '.join(devices) or 'absent'}")
-    lines.append(f"  HTP           {found['htp'] or 'absent'}")
-    lines += [*_ascend_lines(found["ascend"]), "", "this machine can"]
-    lines += [f"  {name:<20} {_answer(facts)}" for name, facts in found["can"].items()]
-    lines += ["", "next steps", *(f"  - {step}" for step in found["next_steps"])]
+    lines.append(f"  HTP           {report['htp'] or 'absent'}")
+    lines += [*_ascend_lines(report["ascend"]), "", "this machine can"]
+    lines += [f"  {name:<20} {_answer(facts)}" for name, facts in report["can"].items()]
+    lines += ["", "next steps", *(f"  - {step}" for step in report["next_steps"])]
     lines += ["", "graphs for an NPU need at least"]
-    lines += [f"  CANN {need['cann']:<8} {need['feature']}" for need in found["npu_needs"]]
+    lines += [f"  CANN {need['cann']:<8} {need['feature']}" for need in report["npu_needs"]]
     return "\n".join(lines)
 
 

@@ -149,18 +149,18 @@ def tree_figures(name: str, topology: Topology) -> dict[str, Any]:
     }
 
 
-def tree_text(found: dict[str, Any]) -> str:
+def tree_text(figures: dict[str, Any]) -> str:
     """`tree_figures` for people."""
-    hold = "invariants    all hold" if found["invariants_hold"] else "\n".join(found["violations"])
-    per_depth = " ".join(map(str, found["nodes_by_depth"])) or "none"
+    hold = "invariants    all hold" if figures["invariants_hold"] else "\n".join(figures["violations"])
+    per_depth = " ".join(map(str, figures["nodes_by_depth"])) or "none"
     return "\n".join(
         [
-            f"tree          {found['name']}",
-            f"nodes         {found['nodes']} (root not counted), by depth: {per_depth}",
-            f"leaves        {found['leaves']}",
+            f"tree          {figures['name']}",
+            f"nodes         {figures['nodes']} (root not counted), by depth: {per_depth}",
+            f"leaves        {figures['leaves']}",
             hold,
             "",
-            found["drawing"],
+            figures["drawing"],
         ]
     )
 
@@ -213,39 +213,39 @@ def _graph(graph: GraphSignature, sizes: dict[str, int]) -> dict[str, Any]:
     return {**facts, "texts": graph.batch, "bytes": sizes[graph.file]}
 
 
-def bundle_text(found: dict[str, Any]) -> str:
+def bundle_text(figures: dict[str, Any]) -> str:
     """`bundle_figures` for people."""
     from draftwood.tools.show.gear_figures import gear_rows
 
-    drafter = {key: value for key, value in (found["drafter"] or {"kind": "none"}).items() if key != "config"}
-    tokenizer = "with" if found["tokenizer"] else "without"
-    layers = found["teacher"]["config"].get("quantised", ())
-    packed = found["teacher"]["config"].get("packed", ())
-    int8 = (found["drafter"] or {}).get("config", {}).get("quantised", ())
+    drafter = {key: value for key, value in (figures["drafter"] or {"kind": "none"}).items() if key != "config"}
+    tokenizer = "with" if figures["tokenizer"] else "without"
+    layers = figures["teacher"]["config"].get("quantised", ())
+    packed = figures["teacher"]["config"].get("packed", ())
+    int8 = (figures["drafter"] or {}).get("config", {}).get("quantised", ())
     sections = {
-        f"bundle {found['folder']}, schema {found['schema_version']}, {tokenizer} tokenizer": [
-            ("files", f"{found['files_verified']} verified, {found['bytes'] / 1e6:.1f} MB"),
-            *([("weights", _weights(found["weights"]))] if found["weights"] else []),
-            ("engines", ", ".join(found["engines"])),
+        f"bundle {figures['folder']}, schema {figures['schema_version']}, {tokenizer} tokenizer": [
+            ("files", f"{figures['files_verified']} verified, {figures['bytes'] / 1e6:.1f} MB"),
+            *([("weights", _weights(figures["weights"]))] if figures["weights"] else []),
+            ("engines", ", ".join(figures["engines"])),
         ],
         "teacher": [
-            ("digest", found["teacher"]["digest"]),
+            ("digest", figures["teacher"]["digest"]),
             *([("quantised", f"W8A8, {len(layers)} linear layers")] if layers else []),
             *([("packed", f"{len(packed)} linear layers")] if packed else []),
-            *found["dims"].items(),
+            *figures["dims"].items(),
         ],
         "drafter": [*drafter.items(), *([("quantised", f"W8A8, {len(int8)} linear layers")] if int8 else [])],
         "trees, all invariants hold": [
             ("name", "rows", "depth", "width"),
-            *((tree["name"], tree["rows"], tree["depth"], tree["width"]) for tree in found["trees"]),
+            *((tree["name"], tree["rows"], tree["depth"], tree["width"]) for tree in figures["trees"]),
         ],
-        "gears: tokens a step, as expected; ms after half of the longest text": gear_rows(found["gear_figures"]),
+        "gears: tokens a step, as expected; ms after half of the longest text": gear_rows(figures["gear_figures"]),
         "graphs, 0 = chosen at run time": [
             GRAPH,
-            *(tuple(graph[key] for key in GRAPH) for graph in found["graphs"]),
+            *(tuple(graph[key] for key in GRAPH) for graph in figures["graphs"]),
         ],
-        **(_npu_section(found["npu"]) if found["npu"] else {}),
-        "built with": list(found["provenance"].items()),
+        **(_npu_section(figures["npu"]) if figures["npu"] else {}),
+        "built with": list(figures["provenance"].items()),
     }
     return "\n\n".join("\n".join([title, *_columns(rows)]) for title, rows in sections.items())
 

@@ -123,21 +123,24 @@ def _say(stage: str) -> None:
     print(stage, file=sys.stderr, flush=True)
 
 
-def _text(summary: dict[str, object], found: TeacherDifference, kept: TeacherDifference | None) -> str:
+def _text(summary: dict[str, object], difference: TeacherDifference, packed: TeacherDifference | None) -> str:
     size = summary["bytes"]
     assert isinstance(size, int)
-    lines = [f"{summary['folder']}: {summary['quantised']} linear layers in int8, {size / 1e6:.1f} MB", _said(found)]
-    if kept:
-        lines.append(f"built with --precision nbits from the packed weights: {_said(kept)}")
+    lines = [
+        f"{summary['folder']}: {summary['quantised']} linear layers in int8, {size / 1e6:.1f} MB",
+        _said(difference),
+    ]
+    if packed:
+        lines.append(f"built with --precision nbits from the packed weights: {_said(packed)}")
     return "\n".join(lines)
 
 
-def _said(found: TeacherDifference) -> str:
+def _said(difference: TeacherDifference) -> str:
     return "\n".join(
         (
-            f"perplexity {found.perplexity:.3f}, original {found.original_perplexity:.3f} ({100 * found.worse:+.2f} %),"
-            f" on {found.tokens} tokens of {found.texts} texts",
-            f"best tokens alike at {100 * found.agreement:.2f} % of positions; states differ by"
-            f" {100 * found.errors[-1]:.2f} % behind the last block",
+            f"perplexity {difference.perplexity:.3f}, original {difference.original_perplexity:.3f}"
+            f" ({100 * difference.worse:+.2f} %), on {difference.tokens} tokens of {difference.texts} texts",
+            f"best tokens alike at {100 * difference.agreement:.2f} % of positions; states differ by"
+            f" {100 * difference.errors[-1]:.2f} % after the last block",
         )
     )

@@ -102,10 +102,10 @@ def limits_of(args: argparse.Namespace) -> dict[str, int]:
     return {name: default for name, (*_, default, _) in LIMITS.items()} | dict(args.limit)
 
 
-def named(given: list[str]) -> dict[str, Path]:
+def named(entries: list[str]) -> dict[str, Path]:
     """Bundles by the names that requests know them by; RequestError where two have one name or one is no folder."""
     bundles: dict[str, Path] = {}
-    for entry in given:
+    for entry in entries:
         name, separator, folder = entry.partition("=")
         path = demo.bundle(folder or entry)
         name = name if separator else entry if entry == demo.NAME else path.resolve().name
@@ -117,9 +117,9 @@ def named(given: list[str]) -> dict[str, Path]:
     return bundles
 
 
-def keys_of(given: str) -> tuple[str, ...]:
+def keys_of(text: str) -> tuple[str, ...]:
     """The keys of the environment."""
-    return tuple(key for part in given.split(",") if (key := part.strip()))
+    return tuple(key for part in text.split(",") if (key := part.strip()))
 
 
 def _local(host: str) -> bool:
@@ -129,23 +129,23 @@ def _local(host: str) -> bool:
         return host == "localhost"
 
 
-def _limit(given: str) -> tuple[str, int]:
-    name, _, value = given.partition("=")
+def _limit(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
     if name not in LIMITS:
-        raise argparse.ArgumentTypeError(f"{given!r}: expected NAME=N, of {', '.join(LIMITS)}")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=N, of {', '.join(LIMITS)}")
     least, most, *_ = LIMITS[name]
     if not value.isdecimal() or not least <= int(value) <= most:
-        raise argparse.ArgumentTypeError(f"{given!r}: expected a number from {least} to {most}")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from {least} to {most}")
     return name, int(value)
 
 
 def number(least: int, most: int) -> type[int]:
     """For argparse: whole numbers within bounds."""
 
-    def read(given: str) -> int:
-        if not least <= int(given) <= most:
+    def read(text: str) -> int:
+        if not least <= int(text) <= most:
             raise ValueError
-        return int(given)
+        return int(text)
 
     read.__name__ = f"number from {least} to {most}"
     return read  # type: ignore[return-value]

@@ -156,10 +156,10 @@ def measured(
     return _allowed(whole, factor, f"{step} at the input"), _allowed(halves, FACTOR_OF_STEPS, step)
 
 
-def _allowed(found: Counter[str], factor: int, what: str) -> dict[str, Allowed]:
+def _allowed(moved: Counter[str], factor: int, what: str) -> dict[str, Allowed]:
     return {
         name: Allowed(factor * value, f"{factor} times the {value:.1e} by which {what} moves it")
-        for name, value in found.items()
+        for name, value in moved.items()
     }
 
 
@@ -184,9 +184,9 @@ def _halves(got: _Read, want: _Read) -> Iterator[tuple[str, float]]:
         yield "cache after commit", row_difference(got_cache - want_cache, want_cache)
 
 
-def _worst(found: Iterable[tuple[str, float]]) -> Counter[str]:
+def _worst(differences: Iterable[tuple[str, float]]) -> Counter[str]:
     """The largest of each quantity."""
     worst = Counter[str]()
-    for name, value in found:
+    for name, value in differences:
         worst[name] = max(worst[name], value)  # type: ignore[assignment]
     return worst

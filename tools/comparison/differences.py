@@ -107,17 +107,17 @@ def explain(
     name: str,
     ids: Sequence[int],
     plain: Sequence[int],
-    found: Sequence[int],
+    speculative: Sequence[int],
     options: Options,
     noise: float,
 ) -> Difference:
     """The first difference of two texts after a prompt, and whether noise in the logits explains it."""
-    at = agreement(plain, found)
+    at = agreement(plain, speculative)
     state = engine.begin(max(gear.slots for gear in engine.bundle.manifest.gears))
     logits_V = engine.prefill(state, np.array([*ids, *plain[:at]])).logits_RV[0]
     distance = margin(logits_V, options.sampling, len(ids) + at)
     allowed = NOISE_FACTOR * noise
-    token = [text[at] if at < len(text) else -1 for text in (plain, found)]
+    token = [text[at] if at < len(text) else -1 for text in (plain, speculative)]
     return Difference(
         id=name,
         position=at,

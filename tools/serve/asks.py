@@ -26,13 +26,13 @@ MOST_TEXTS = 64
 Tools = list[dict[str, Any]]
 
 
-def asks(body: ChatBody | CompletionBody, limit: int, form: CallForm | None, told: Tools) -> list[Ask]:
+def asks(body: ChatBody | CompletionBody, limit: int, form: CallForm | None, tools: Tools) -> list[Ask]:
     """The texts of a request, prompt by prompt, each ``n`` times with seeds that follow each other.
 
     Args:
         limit: tokens that an answer may have.
         form: how the model writes calls of tools; None if it takes none.
-        told: the tools that it knows of.
+        tools: those that it knows of.
 
     Raises:
         RequestRefused: too many, more tokens than an answer may have, or what the model cannot be asked for.
@@ -40,7 +40,7 @@ def asks(body: ChatBody | CompletionBody, limit: int, form: CallForm | None, tol
     texts: Sequence[str | list[int] | dict[str, Any]]
     if isinstance(body, ChatBody):
         chat: dict[str, Any] = {"messages": chat_messages(body.messages)}
-        chat |= {"tools": told or None, "chat_template_kwargs": body.chat_template_kwargs or {}}
+        chat |= {"tools": tools or None, "chat_template_kwargs": body.chat_template_kwargs or {}}
         chat |= {"add_generation_prompt": body.add_generation_prompt}
         chat |= {"continue_final_message": bool(body.continue_final_message)}
         texts = [chat]
@@ -58,7 +58,8 @@ def asks(body: ChatBody | CompletionBody, limit: int, form: CallForm | None, tol
         raise RequestRefused(f"n: at most {MOST_TEXTS} texts a request, prompts times n", "n")
     extra, options = body.draftwood or Extra(), _options(body)
     options |= {"max_new_tokens": limit if tokens is None else tokens, "logprobs": logprobs}
-    options |= {"grammar": grammar(body, form, told), "shown": [*form.special] if form is not None and told else []}
+    special = [*form.special] if form is not None and tools else []
+    options |= {"grammar": grammar(body, form, tools), "special_tokens": special}
     seed = random.getrandbits(63) if body.seed is None else body.seed
     return [
         Ask(
@@ -148,7 +149,7 @@ def tools(body: Common, form: CallForm | None) -> Tools:
     return offered
 
 
-def grammar(body: Common, form: CallForm | None, told: Tools) -> str | dict[str, Any] | None:
+def grammar(body: Common, form: CallForm | None, tools: Tools) -> str | dict[str, Any] | None:
     """The form that the answer is held to: a JSON schema, a grammar's text, or nothing.
 
     Raises:
@@ -159,11 +160,11 @@ def grammar(body: Common, form: CallForm | None, told: Tools) -> str | dict[str,
     named = [name for name, value in formats.items() if value]
     if len(named) > 1:
         raise RequestRefused(f"{named[0]}: expected one of {' and '.join(named)}", named[0])
-    if told and named:
+    if tools and named:
         raise RequestRefused(f"{named[0]}: not together with tools, whose calls have a form of their own", named[0])
-    if told and isinstance(body, ChatBody) and form is not None and body.tool_choice not in (None, "auto"):
+    if tools and isinstance(body, ChatBody) and form is not None and body.tool_choice not in (None, "auto"):
         chosen = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
-        return forced(form, [tool for tool in told if chosen in (None, tool["function"]["name"])])
+        return forced(form, [tool for tool in tools if chosen in (None, tool["function"]["name"])])
     if body.regex:
         return _lark(body.regex)
     if response is None:

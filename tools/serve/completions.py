@@ -255,9 +255,9 @@ def _add(part: News, text: RunningChoice, piece: Piece) -> None:
         text.accepted[piece.accepted] += 1
 
 
-def _add_text(part: News, text: RunningChoice, found: Sequence[str | WrittenCall]) -> None:
+def _add_text(part: News, text: RunningChoice, pieces: Sequence[str | WrittenCall]) -> None:
     """Text and calls, to what came and to the whole."""
-    for piece in found:
+    for piece in pieces:
         if isinstance(piece, str):
             part.text += piece
             text.pieces.append(piece)

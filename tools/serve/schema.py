@@ -76,9 +76,9 @@ def _get(path: str, kind: type | None) -> dict[str, Any]:
     return described
 
 
-def _post(body: type, made: tuple[type, ...]) -> dict[str, Any]:
-    answer = _answer(made[0])
-    if len(made) > 1:
+def _post(body: type, answers: tuple[type, ...]) -> dict[str, Any]:
+    answer = _answer(answers[0])
+    if len(answers) > 1:
         # Before OpenAPI 3.2 it describes each event.
         event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
         answer["content"]["text/event-stream"] = {"schema": event}

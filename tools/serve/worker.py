@@ -229,9 +229,9 @@ class Worker:
             texts=last.texts,
         )
 
-    def _drawn(self, token: int, found: TokenLogprobs) -> TokenLogprob:
-        top = [TopLogprob(*self._told_of(other, logprob)) for other, logprob in found.top]
-        return TokenLogprob(*self._told_of(token, found.logprob), top)
+    def _drawn(self, token: int, logprobs: TokenLogprobs) -> TokenLogprob:
+        top = [TopLogprob(*self._told_of(other, logprob)) for other, logprob in logprobs.top]
+        return TokenLogprob(*self._told_of(token, logprobs.logprob), top)
 
     def _told_of(self, token: int, logprob: float) -> tuple[str, float, list[int] | None]:
         text = self._text(token)

@@ -124,16 +124,16 @@ def drafter_figures(path: Path, teacher: Checkpoint) -> dict[str, Any]:
     }
 
 
-def checkpoint_text(found: dict[str, Any]) -> str:
+def checkpoint_text(figures: dict[str, Any]) -> str:
     """`checkpoint_figures` for people."""
-    rows = _teacher_rows(found) if found["kind"] == "teacher" else _drafter_rows(found)
-    title = f"{found['kind']} {found['path']}"
+    rows = _teacher_rows(figures) if figures["kind"] == "teacher" else _drafter_rows(figures)
+    title = f"{figures['kind']} {figures['path']}"
     width = max(len(name) for name, _ in rows)
     return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)])
 
 
-def _teacher_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    weights, tokenizer = found["weights"], found["tokenizer"]
+def _teacher_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    weights, tokenizer = figures["weights"], figures["tokenizer"]
     text = "none; prompts are given as token ids"
     if tokenizer:
         chat = "with a chat template" if tokenizer["chat"] else "without a chat template"
@@ -142,16 +142,19 @@ def _teacher_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if weights:
         stored = f"{weights['tensors']} tensors, {weights['bytes'] / 1e9:.3g} GB, files: {weights['files']}"
     return [
-        ("family", found["family"]),
-        ("parameters", f"{found['parameters']:,}, {found['dtype']}"),
-        *([("quantised", f"W8A8, {len(found['quantised'])} linear layers")] if found["quantised"] else []),
-        *((f"{form['bits']} bits", _packed_text(form)) for form in found["packed"]),
-        *((f"as {name}", _rounded_text(counts)) for name, counts in found["precisions"].items()),
-        *_block_rows(found),
-        ("context", f"{found['max_positions']} tokens"),
-        ("cache", f"{found['cache_bytes_a_slot'] / 1024:g} KiB a slot in {found['dtype']}"),
-        ("vocabulary", f"{found['vocabulary']}, output matrix {'is the embedding' if found['tied'] else 'of its own'}"),
-        ("ends a text", ", ".join(map(str, found["eos"])) or "nothing"),
+        ("family", figures["family"]),
+        ("parameters", f"{figures['parameters']:,}, {figures['dtype']}"),
+        *([("quantised", f"W8A8, {len(figures['quantised'])} linear layers")] if figures["quantised"] else []),
+        *((f"{form['bits']} bits", _packed_text(form)) for form in figures["packed"]),
+        *((f"as {name}", _rounded_text(counts)) for name, counts in figures["precisions"].items()),
+        *_block_rows(figures),
+        ("context", f"{figures['max_positions']} tokens"),
+        ("cache", f"{figures['cache_bytes_a_slot'] / 1024:g} KiB a slot in {figures['dtype']}"),
+        (
+            "vocabulary",
+            f"{figures['vocabulary']}, output matrix {'is the embedding' if figures['tied'] else 'of its own'}",
+        ),
+        ("ends a text", ", ".join(map(str, figures["eos"])) or "nothing"),
         ("tokenizer", text),
         ("weights", stored),
     ]
@@ -191,18 +194,18 @@ def rope_text(theta: float, scaling: Mapping[str, Any] | None) -> str:
     return f"{scaling['kind']}, base {theta:g}, stretched {scaling['factor']:g} times{original}{scaled}"
 
 
-def _drafter_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [("kind", f"{found['drafter']}: {found['title']}")]
-    if "teacher" not in found:
+def _drafter_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("kind", f"{figures['drafter']}: {figures['title']}")]
+    if "teacher" not in figures:
         return [*rows, ("next", "inspect DRAFTER TEACHER says what of it, and whether it fits")]
-    teacher, states = found["teacher"], found["aux_layers"]
+    teacher, states = figures["teacher"], figures["aux_layers"]
     read = f"the states entering layers {', '.join(map(str, states))}" if states else "the state after the last norm"
     return [
         *rows,
         ("fits", f"{teacher['path']}, {teacher['family']} of {teacher['layers']} layers"),
         ("reads", read),
-        *([("quantised", f"W8A8, {len(found['quantised'])} linear layers")] if found["quantised"] else []),
-        *((name.replace("_", " "), str(value)) for name, value in found["sizes"].items()),
-        *(_block_rows(found["block"]) if found["block"] else []),
-        ("tensors", f"{found['tensors']} in {found['dtype']}"),
+        *([("quantised", f"W8A8, {len(figures['quantised'])} linear layers")] if figures["quantised"] else []),
+        *((name.replace("_", " "), str(value)) for name, value in figures["sizes"].items()),
+        *(_block_rows(figures["block"]) if figures["block"] else []),
+        ("tensors", f"{figures['tensors']} in {figures['dtype']}"),
     ]

@@ -94,21 +94,25 @@ def _atc(air: Path, soc: str, packed: bool) -> str:
     return f"cd {folder} && mkdir -p om && " + " ".join(atc_command(air.name, soc, packed))
 
 
-def npu_text(found: dict[str, Any]) -> str:
+def npu_text(figures: dict[str, Any]) -> str:
     """`npu_figures` for people."""
-    bound = "bound" if found["weights"]["bound"] else "not bound: draftwood bind gives them"
-    size = f"{found['weight_bytes'] / 1e9:.2f} GB" if found["weight_bytes"] >= 1e8 else f"{found['weight_bytes']} bytes"
-    lines = [f"NPU graphs in {found['dtype']} for {found['soc']}; weights {size}, {bound}"]
-    if found["ranks"] > 1:
-        lines.append(f"{found['ranks']} ranks run them together, each over weights of its own")
-    lines.append("needs at least " + ", ".join(f"{name} {least}" for name, least in found["needs"].items()))
-    if found["ranks"] == 1:
+    bound = "bound" if figures["weights"]["bound"] else "not bound: draftwood bind gives them"
+    size = (
+        f"{figures['weight_bytes'] / 1e9:.2f} GB"
+        if figures["weight_bytes"] >= 1e8
+        else f"{figures['weight_bytes']} bytes"
+    )
+    lines = [f"NPU graphs in {figures['dtype']} for {figures['soc']}; weights {size}, {bound}"]
+    if figures["ranks"] > 1:
+        lines.append(f"{figures['ranks']} ranks run them together, each over weights of its own")
+    lines.append("needs at least " + ", ".join(f"{name} {least}" for name, least in figures["needs"].items()))
+    if figures["ranks"] == 1:
         lines.append(
-            f"ATC reads all weights for every graph, {found['weight_bytes'] / 1e9:.1f} GB: it takes minutes each, and"
+            f"ATC reads all weights for every graph, {figures['weight_bytes'] / 1e9:.1f} GB: it takes minutes each, and"
             " two to three times that of the host's memory (not measured)"
         )
     lines.append("")
-    for graph in found["graphs"]:
+    for graph in figures["graphs"]:
         operators = sum(count for name, count in graph["operators"].items() if name not in _CARRIERS)
         lines.append(f"{graph['name']}  {graph['air']}")
         lines.append(f"  operators   {operators}: {', '.join(f'{n} {c}' for n, c in graph['operators'].items())}")

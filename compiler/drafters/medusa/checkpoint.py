@@ -114,15 +114,15 @@ class MedusaCheckpoint:
         return sha256_of(self.files)
 
 
-def _token_ids(found: Heads, teacher: TeacherConfig) -> Tensor:
-    assert found.token_map is not None
-    entry = found.entries[found.token_map]
+def _token_ids(heads: Heads, teacher: TeacherConfig) -> Tensor:
+    assert heads.token_map is not None
+    entry = heads.entries[heads.token_map]
     if entry.kind not in ("I64", "I32") or len(entry.shape) != 1 or not entry.shape[0]:
-        raise CheckpointError(f"{found.where}: token_map is {entry.kind} {list(entry.shape)}; expected I64 ids")
-    ids = found.read(found.token_map).long()
+        raise CheckpointError(f"{heads.where}: token_map is {entry.kind} {list(entry.shape)}; expected I64 ids")
+    ids = heads.read(heads.token_map).long()
     if int(ids.min()) < 0 or int(ids.max()) >= teacher.vocabulary or len(ids.unique()) != len(ids):
         raise CheckpointError(
-            f"{found.where}: token_map has ids from {int(ids.min())} to {int(ids.max())}, {len(ids.unique())} of"
+            f"{heads.where}: token_map has ids from {int(ids.min())} to {int(ids.max())}, {len(ids.unique())} of"
             f" {len(ids)} different; expected each id once, from 0 to {teacher.vocabulary - 1}"
         )
     return ids
@@ -180,16 +180,16 @@ def _names(config: MedusaConfig) -> dict[str, str]:
     return names
 
 
-def _check_shapes(teacher: TeacherConfig, config: MedusaConfig, keys: Mapping[str, str], found: Heads) -> None:
+def _check_shapes(teacher: TeacherConfig, config: MedusaConfig, keys: Mapping[str, str], heads: Heads) -> None:
     hidden = teacher.hidden
     for name, key in keys.items():
-        entry = found.entries[found.plain[key]]
+        entry = heads.entries[heads.plain[key]]
         square = (hidden,) if name.endswith(".bias") else (hidden, hidden)
         shape = (teacher.vocabulary, hidden) if name.endswith(".out.weight") else square
         cut = name.endswith(".out.weight") and entry.shape == (config.vocabulary, hidden)
         if entry.shape != shape and not cut:
             raise CheckpointError(
-                f"{entry.file}: {found.plain[key]} has shape {list(entry.shape)}; expected {list(shape)}"
+                f"{entry.file}: {heads.plain[key]} has shape {list(entry.shape)}; expected {list(shape)}"
                 f" for a teacher of hidden size {hidden} and vocabulary {teacher.vocabulary};"
                 " use the heads that were trained on this teacher"
             )

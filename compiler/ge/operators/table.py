@@ -147,12 +147,12 @@ class BoundNode:
         return arguments
 
 
-def _slot(node: Node, found: Operator, i: int) -> str:
+def _slot(node: Node, known: Operator, i: int) -> str:
     name = node.input_types[i].name
     dynamic = name.rstrip("0123456789")
     keyword = f"{name}_"  # an operand that is named like a keyword of Python
-    slot = next((slot for slot in (name, keyword) if slot in found.operands), "")
-    if not slot and found.operands.get(dynamic) == "list[Tensor]":
+    slot = next((slot for slot in (name, keyword) if slot in known.operands), "")
+    if not slot and known.operands.get(dynamic) == "list[Tensor]":
         slot = dynamic
     if not slot and node.operands[i] is not None:
         raise _error(node, f"operand {name} is not known to the interpreter")

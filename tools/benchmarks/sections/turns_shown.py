@@ -87,22 +87,22 @@ def _summary(turns: list[ComparedTurn], places: list[Place]) -> Table:
     return Table("Every drafter against plain decoding", columns, lines, note)
 
 
-def _figures(own: list[ComparedTurn]) -> list[Any]:
-    tokens = sum(turn.figures["tokens"] - 1 for turn in own)
-    seconds, plain = sum(turn.seconds for turn in own), sum(turn.plain_seconds for turn in own)
-    of_turns = spread([turn.speedup for turn in own])
-    accepted = [n for turn in own for n in turn.figures["accepted"]]
+def _figures(turns: list[ComparedTurn]) -> list[Any]:
+    tokens = sum(turn.figures["tokens"] - 1 for turn in turns)
+    seconds, plain = sum(turn.seconds for turn in turns), sum(turn.plain_seconds for turn in turns)
+    of_turns = spread([turn.speedup for turn in turns])
+    accepted = [n for turn in turns for n in turn.figures["accepted"]]
     first, plain_first = (
         np.median([np.median(figures["first_seconds"]) for figures in side])
-        for side in ([turn.figures for turn in own], [turn.plain for turn in own])
+        for side in ([turn.figures for turn in turns], [turn.plain for turn in turns])
     )
-    host = sum(turn.figures["host_share"] * turn.seconds for turn in own) / seconds
+    host = sum(turn.figures["host_share"] * turn.seconds for turn in turns) / seconds
     return [
-        len(own),
-        f"{sum(turn.figures['equal'] for turn in own)} of {len(own)}",
+        len(turns),
+        f"{sum(turn.figures['equal'] for turn in turns)} of {len(turns)}",
         round(tokens / plain, 1),
         round(tokens / seconds, 1),
-        total_speedup(own),
+        total_speedup(turns),
         *(round(of_turns[name], 2) for name in ("mean", "p1", "p10", "p50", "p90", "p99")),
         round(float(np.mean(accepted)), 2),
         *(round(float(np.percentile(accepted, p)), 1) for p in (50, 99)),
