@@ -29,13 +29,14 @@ NUMBER = ""
 Lives = Literal["host", "device", "either", "sequence"]
 Sizes = Mapping[str, int | str | tuple[int, ...]]
 
-# The length of the text after the step's commit; how many rows of a path, or which a drafter has not seen, count.
+# The length of the text after the step's commit; how many rows of the path are valid; how many waiting rows of a
+# drafter are valid.
 COMMITTED, ACCEPTED, WAITING = "committed", "accepted", "waiting"
 
 
 class End(NamedTuple):
-    """An input or output. ``part`` names what a graph may have or not; of a graph of several sequences each has its own
-    of those that are for ``each``."""
+    """An input or output. ``part`` names an option of a graph that brings it. ``each``: in a graph of several
+    sequences, every sequence has its own."""
 
     name: str
     dtype: str
@@ -82,8 +83,8 @@ _UNSEEN = (
     End(COMMITTED, "int64", (1,), part="cached"),
     End(ACCEPTED, "int64", (1,), part="cached"),
 )
-# A draft ranks candidates of every level (heads do so in their own type), or gives the tokens of a tree, or those of a
-# tree that it has chosen.
+# The outputs of a draft: ranked candidates of every level (Medusa's heads in their own type), the tokens of a tree, or
+# a tree that it has chosen and its tokens.
 _RANKED, _TREE = "ranked heads", "drafted chosen"
 _DRAFT = (
     End("candidates", "int64", ("D", "K"), part=_RANKED),
@@ -96,7 +97,7 @@ _DRAFT = (
     End("paths", "int64", ("T", "P"), part="chosen"),
     End("scores", "float32", ("M",), part=_TREE),
 )
-# Those of a draft in a whole step that the host has to know; the rest of a tree follows from its parents.
+# The draft's outputs that the host needs after a whole step; the rest of a tree follows from its parents.
 TOLD = {"candidates", "drafted", "parents", "scores"}
 _OF_TREE = (_ROWS[0], End("parents", "int64", ("T",)), *_ROWS[1:])
 # In a whole step two parts would have an input of one name, and the path is input and output.
@@ -105,7 +106,8 @@ _ACCEPT = (LOGITS, *_OF_TREE, FEATURES._replace(part="features"), *DRAWS)
 
 
 def _stacked(end: End) -> End:
-    """Of several sequences: one after the other, but what each has of its own and what lies as rows of all."""
+    """Sizes for several sequences, stacked along a first axis B. Ends that each has of its own, and those that lie on
+    the device as rows of all, stay as they are."""
     if end.each or end.lives == "device" or end.name == "keys":
         return end
     return end._replace(shape=("B",) if end.shape == (1,) else ("B", *end.shape))

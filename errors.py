@@ -56,7 +56,7 @@ class RequestError(UserError):
 
 
 class BusyError(RequestError):
-    """A text that would have to wait although as many wait as may."""
+    """A text would have to wait, and the number of waiting texts is at its limit."""
 
 
 class NumericError(UserError):

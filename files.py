@@ -42,7 +42,8 @@ def open_regular(path: Path) -> BufferedReader:
         OSError: it is missing, or a folder, FIFO, socket or device; opening one of those may block.
     """
     _require_regular(_stat(path), path)
-    # Between the two looks another file may have taken the name: hence without waiting, and a second look.
+    # Another file may take the name between the check and the opening. So it is opened without waiting, and checked
+    # again.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _require_regular(os.fstat(descriptor), path)
@@ -65,9 +66,8 @@ def read_regular(path: Path, limit: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, limit: int = MOST_BYTES) -> str:
-    """The UTF-8 text of a regular file, without a byte order mark, line ends as \\n; OSError also if it is another.
-
-    So all files are read that a person writes: editors write marks, and ends of their own.
+    """The UTF-8 text of a regular file, without a byte order mark, line ends as \\n; OSError also for another encoding.
+    All files that a person writes are read in this way, since editors write such marks and line ends.
     """
     content = read_regular(path, limit)
     if (other := _other_encoding(content)) is not None:

@@ -145,7 +145,7 @@ class TokenRows(FrozenFields, frozen=True):
     """A buffer that is kept of a sequence: a row for each of its tokens, of ``heads`` parts of ``width`` numbers each.
 
     A step writes its rows after the committed ones; committing a path keeps the rows of its tokens and drops the rest.
-    Of several ranks each keeps its part of the heads.
+    With several ranks each keeps its part of the heads.
     """
 
     # Of a graph's input; ``.out`` is added to that of the output.
@@ -159,7 +159,7 @@ class TokenRows(FrozenFields, frozen=True):
 
 
 class Teacher(FrozenFields, frozen=True):
-    """Whose output is reproduced; ``digest`` is the SHA-256 over its configuration and weights."""
+    """The model whose output is reproduced; ``digest`` is the SHA-256 over its configuration and weights."""
 
     digest: Digest
     bos: Count | None
@@ -201,7 +201,7 @@ class Precision(FrozenFields, frozen=True):
 
 
 class GraphSet(FrozenFields, frozen=True):
-    """All that was lowered for one target: the graphs of one rank of it, over one file of weights.
+    """The graphs of one target and rank, over one file of weights.
 
     All ranks of a target have the same graphs; a rank's weights alone say which part of the model it computes.
 
@@ -248,7 +248,7 @@ class Manifest(FrozenFields, frozen=True):
     # Versions of the packages that built the bundle.
     provenance: dict[str, str]
     files: dict[BundlePath, File]
-    # Of a bundle that was built from a plan: the knowledge that the runtime's policy begins with.
+    # If the bundle was built from a plan: the knowledge that the runtime's policy begins with.
     planning: Planning | None = None
 
     @property

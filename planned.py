@@ -62,8 +62,8 @@ def named_gears(shapes: Iterable[tuple[str, int]]) -> tuple[Gear, ...]:
 
 
 class LengthEase(FrozenFields, frozen=True):
-    """How much easier to draft a text is that begins after ``tokens`` tokens or more, up to the next entry's, than any
-    text. The log-odds are added to every level's chance; below 0 such texts are harder."""
+    """How much easier texts of one length are to draft than all texts: those that begin after ``tokens`` tokens or
+    more, up to the next entry's. The log-odds are added to every level's chance; below 0 such texts are harder."""
 
     tokens: int
     ease: float

@@ -1,9 +1,9 @@
 """Memory for the caches of texts: a budget, the admission of texts, and the kept caches of ended ones.
 
-A text is admitted with all that it can come to need, so none is ever put out again. The rest of the budget keeps ended
-texts; the least recently used goes first. A prompt that begins like one of them starts after the shared part. A prompt
-that goes on with nearly all of the ended text takes its caches over, as a chat's next turn does. Any other prompt
-copies the shared part.
+A text is admitted only with room for all that it may need at its end, so no admitted text is ever stopped for lack of
+room. The rest of the budget keeps ended texts; the least recently used goes first. A prompt that begins like one of
+them starts after the shared part. A prompt that goes on with nearly all of the ended text takes its caches over, as a
+chat's next turn does. Any other prompt copies the shared part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from draftwood.runtime.speculation.sequence import SequenceState
 
 # Tokens below which a shared beginning is not worth it.
 LEAST_SHARED = 16
-# Tokens of a kept text that its taker may throw away; a taker that would lose more copies its part.
+# A text that continues a kept one may throw away this many of its tokens; if it would lose more, it copies the shared
+# part.
 MOST_LOST = 32
 # By default there is room for this many texts of the whole context, for each text of a launch.
 TEXTS_A_PLACE = 2
@@ -34,7 +35,7 @@ TEXTS_A_PLACE = 2
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The wishes of a text: its prompt, how long it may become, and the KV length that its prompt goes into."""
+    """A text's need of memory: its prompt, its largest length, and the KV length that its prompt goes into."""
 
     prompt: Sequence[int]
     longest: int
@@ -140,8 +141,8 @@ class Caches:
         in_place = length <= cache.placed
         beside = self.running_bytes + need + state.bytes <= self.budget
         lost = len(kept.tokens_n) - length
-        # Two kinds of text take it: one that is short of memory, and one that begins with the text's last tokens, which
-        # are not in place yet.
+        # A text takes the caches over if memory is short, if it loses few tokens, or if the shared part is not yet in
+        # place.
         if state.slots <= slots and state.bytes <= need and (lost <= MOST_LOST or not beside or not in_place):
             state.rewind(length)
             return state

@@ -64,8 +64,8 @@ class Asked(TypedDict, total=False):
     special_tokens: Sequence[str]
     # The form of the text: a JSON schema as an object, or a grammar in Lark's or GBNF's syntax.
     grammar: Grammar | None
-    # Token ids that alone may come; texts that may not; tokens before which no end counts; by token id, what is added
-    # to its logit (`draftwood.runtime.speculation.restriction.Wishes`).
+    # Token ids that alone are allowed; texts that are not; the number of tokens before which no end counts; numbers
+    # added to logits, by token id (`draftwood.runtime.speculation.restriction.Wishes`).
     allowed_token_ids: Sequence[int]
     bad_words: Sequence[str]
     min_tokens: int
@@ -140,9 +140,8 @@ class Result:
 class Decoding:
     """One text being decoded; iterating yields pieces of text as they become final (empty without tokenizer).
 
-    With ``sharing`` it waits for room, and takes its steps in launches with other texts. It is there from the first
-    piece that is asked for, which is empty and comes once there is room. It stays until it has ended, or until the
-    iterator or the stream is closed.
+    With ``sharing`` it waits for room, and takes its steps in launches with other texts. The first piece is empty and
+    comes once there is room. The text keeps its room until it has ended, or until the iterator or the stream is closed.
 
     ``result`` is set when the iteration has ended.
     """
@@ -176,7 +175,7 @@ class Decoding:
         self._pieces: list[str] = []
         self._looks_up = any(gear.looks_up for gear in bundle.manifest.gears)
         self._steps = self._late = self._prefix = 0
-        # Tokens that the last draft's step gained: writing them belongs to every draft.
+        # Tokens that the last draft's step gained. Every draft writes them, so they do not count as late.
         self._gained = 0
         self._finish: Finish | None = None
         self._origin_us = self._began_us = _now_us()
@@ -255,7 +254,8 @@ class Decoding:
         return Wanted(self.prompt, longest, gear.slots, self.options.sampling)
 
     def read(self) -> Generator[None, None, None]:
-        """Prefill after the tokens of the caches, a launch every ``next``; the last one gives the first token."""
+        """Prefill of the tokens that the caches do not have, one launch per ``next``; the last one gives the first
+        token."""
         self._began_us, self._prefix = _now_us(), self.state.length
         self._hold()
         if self.state.slots < (slots := self.wanted().slots):

@@ -52,7 +52,7 @@ class PlainText(NamedTuple):
 
 
 class Watched(HostParts):
-    """An engine's parts of a step, accepted on the host, whose logits are kept; ``given`` is taken for the draft."""
+    """An engine's parts of a step, accepted on the host, whose logits are kept; ``draft`` replaces the drafter's."""
 
     def __init__(self, engine: Engine, draft: Draft | None = None) -> None:
         self._engine, self._given = engine, draft
@@ -196,9 +196,8 @@ def _accepts(
 
 
 def _same(engine: Engine, gear: Gear, got: PlainText, want: PlainText, rounding: Rounding | None) -> bool:
-    """Refuses tokens, logits or caches that are not the beginning of the plain text's.
-
-    False if another token was drawn as rounding may have it: then another text follows.
+    """Refuses tokens, logits or caches that are not the beginning of the plain text's. False if another token was drawn
+    that rounding explains: then another text follows.
     """
     expected = want.tokens[: len(got.tokens)]
     if wrong := _other(got, want, rounding):

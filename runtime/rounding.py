@@ -43,7 +43,7 @@ class Rounding(NamedTuple):
 
 
 def chosen(engine: Engine, rounded: bool) -> Rounding:
-    """The allowance if nothing can be moved: as shallow teachers need it."""
+    """The allowance if no caches can be moved: the one that shallow teachers need."""
     least = HALF_TOLERANCE if engine.half else TOLERANCE
     return Rounding(max(least, QUANTISED_TOLERANCE if rounded else 0.0))
 

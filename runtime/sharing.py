@@ -85,7 +85,7 @@ class Figures:
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """A text that waits for a launch, of its prompt if ``reading`` is given, and how that ended."""
+    """A text that waits for a launch (of its prompt if ``reading`` is given), and the launch's result."""
 
     text: Text
     wake: Condition
@@ -98,7 +98,7 @@ class _Ticket:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """All that is known of a text that is here."""
+    """The facts about one admitted text."""
 
     wake: Condition
     state: SequenceState | None = None
@@ -312,7 +312,7 @@ class Sharing:
             self._pass_on()
 
     def _gather(self, group: list[_Ticket]) -> None:
-        """Whom the next launch serves: prompts and steps take turns.
+        """The texts that the next launch serves: prompts and steps take turns.
 
         A ticket is in the group before it leaves its queue: an interrupt in between must not lose it.
         """

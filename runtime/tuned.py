@@ -60,7 +60,7 @@ def machine_name() -> str:
 
 
 def releases_here(engine: str) -> dict[str, str]:
-    """The releases of this package, onnxruntime and all that an engine needs; what is not installed has none."""
+    """The releases of this package, onnxruntime and an engine's packages, as far as they are installed."""
     import onnxruntime
 
     kind = engine_kind(engine)

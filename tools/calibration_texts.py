@@ -15,7 +15,7 @@ from draftwood.tools.prompts import numbered_lines
 
 # Questions with answers, to judge a precision by.
 BUILT_IN = Path(__file__).parent / "demo" / "answers.jsonl"
-# Of so many texts one is withheld.
+# One text in this many is withheld.
 _WITHHELD = 4
 LEAST_TOKENS = 8
 

@@ -19,7 +19,7 @@ from draftwood.version import __version__
 
 # Bytes of a sample, and how many are spread over a file between its two ends.
 _SAMPLE, _SAMPLES = 1 << 16, 14
-# Of a folder that is named by mistake not all is looked at.
+# A bound, in case a large folder was named by mistake.
 _MOST_FILES = 4096
 
 MadeFrom = dict[str, Any]
@@ -27,13 +27,14 @@ T = TypeVar("T", dict[str, Any], list[Any])
 
 
 def made_from(files: Mapping[str, Path | None], options: Mapping[str, Any]) -> MadeFrom:
-    """Stamps of a job's input, for JSON: ``files`` and folders by what they are to it, but those that are None."""
+    """Stamps of a job's input, for JSON: ``files`` and folders by their role in the job, without those that are
+    None."""
     stamps = {title: stamps_of(path) for title, path in files.items() if path is not None}
     return {"version": __version__, "files": stamps, "options": json.loads(json.dumps(dict(options)))}
 
 
 def stamps_of(path: Path) -> dict[str, list[Any]]:
-    """By the name inside a folder, empty for a file itself: size, time of the last change, digest of samples."""
+    """Size, time of the last change and digest of samples, by the name inside a folder (empty for a file itself)."""
     if not path.is_dir():
         return {"": _stamp(path)}
     names = sorted(Path(at, name) for at, _, files in os.walk(path) for name in files)[:_MOST_FILES]

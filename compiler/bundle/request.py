@@ -38,13 +38,13 @@ class BuildRequest:
     drafter: Path | None
     trees: tuple[tuple[str, Topology | Budget], ...]
     slots: tuple[int, ...]
-    # Of the static graphs for prompts; none if only the CPU's graph with run-time sizes will read any.
+    # Rows of the static graphs for prompts; none if only the CPU's graph with run-time sizes will read prompts.
     prefill_rows: tuple[int, ...] = PREFILL_ROWS
     targets: tuple[str, ...] = ("onnx",)
-    # By target; a target that is not named takes the one that suits it and the teacher.
+    # Precisions by target; a target that is not named takes the one that suits it and the teacher.
     precisions: Mapping[str, Storage] = field(default_factory=dict)
     weights: WeightMode = "copy"
-    # On how many devices the graphs of targets that split a model run together.
+    # The number of devices over which a target's graphs are split.
     ranks: int = 1
     # Gears to build; every tree at every length if there are none.
     gears: tuple[Gear, ...] = ()

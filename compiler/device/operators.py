@@ -42,7 +42,7 @@ class Op:
     rows: int = 0
     # Bytes of a matrix product's results, on all devices together.
     result: float = 0.0
-    # Of a collective: how many devices meet, and of every way to do it (hops, bytes that a device sends).
+    # Of a collective: the number of devices, and for each way to do it (hops, bytes that a device sends).
     ranks: int = 1
     sent: tuple[tuple[float, float], ...] = ()
 
@@ -140,7 +140,7 @@ def products(
 def int4_product(name: str, rows: int, inner: int, outer: int, layer: PackedLayer) -> Op:
     """A linear layer of packed weights in groups, as `draftwood.compiler.ge.operators.int4` describes its two kernels.
 
-    Of rows in digits the cube hands over a sum in int32 for every digit, group and output. Of more rows the vector
+    With rows in digits the cube hands over a sum in int32 for every digit, group and output. With more rows the vector
     cores hand over all weights in a half type. The cube counts at its bf16 peak, a quarter of that of int4.
     """
     assert layer.group, layer.name

@@ -14,7 +14,7 @@ from draftwood.compiler.device.operators import BYTES, Op
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.manifest import heads_of_rank
 
-# By name: products whose devices' results stay apart, are added up, or are put side by side.
+# Names of products whose devices' results stay separate, are added up, or are put side by side.
 _APART = ("qkv", "gate up", "known rows", "experts gate up", "experts down")
 _SUMMED = ("o", "down")
 _GATHERED = ("head", "features", "entry", "block")
@@ -22,7 +22,7 @@ _GATHERED = ("head", "features", "entry", "block")
 _ELEMENTS = ("split", "head norms", "rotary", "transpose", "swiglu")
 _CACHES = ("attention", "scatter", "moved and new keys", "branch")
 _EMBEDDING = "embedding"
-# Of a mixture the devices add up the sum over a row's experts.
+# In a mixture the devices add up the sum over a row's experts.
 _MIXED = "weighed sum"
 
 

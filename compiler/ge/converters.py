@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-# Of a mark in a trace that is cut: the block that begins there, and which of its inputs it marks.
+# Attributes of a mark in a cut trace: the block that begins there, and the number of the marked input.
 BORDER_NUMBER, BORDER_SIDE = "_border_number", "_border_side"
 # GE's numbers of element types.
 _FLOAT, _FLOAT16, _INT64, _UINT64, _BF16 = 0, 1, 9, 10, 27
@@ -30,7 +30,7 @@ def register_converters(torchair: ModuleType, ge: Any, promote: Any) -> None:
         return ge.BatchMatMul(x, weight, adj_x2=True)
 
     def grouped_linear(x: Any, weight: Any, counts: Any, meta_outputs: Any = None) -> Any:
-        # As torchair's own converter puts it: inputs that a product in float does without are there, and empty.
+        # As in torchair's own converter, inputs that a product in float does not use are empty.
         bias = _FLOAT if x.dtype == _BF16 else x.dtype
         empty = ([ge.Fill([0], ge.Cast(0.0, dst_type=t))] for t in (bias, _UINT64, _FLOAT, _FLOAT16, _FLOAT16))
         # One result of all groups, along the rows, whose numbers are given and not their sums.

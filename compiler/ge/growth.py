@@ -1,7 +1,7 @@
 """Operators outside of a graph's blocks that cut or join what all blocks get or give, from few blocks to many.
 
-Such a value has a part for each block along one axis. Where an operator's constants or descriptions say sizes along it,
-the size of the few becomes that of all.
+Such a value has a part for each block along one axis. If an operator's constants or descriptions hold sizes along that
+axis, the size for the few blocks becomes that for all.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class BlockGrowth:
         return [(number // width, op.input[place]) for number, place in enumerate(places)]
 
     def _places(self, ports: int) -> tuple[list[int], int]:
-        """For every port of all blocks the one of the few, and how many a block has."""
+        """The port among the few blocks for every port of all blocks, and the number of ports of a block."""
         width = ports // self.few
         return [at * width + i for at in self._source for i in range(width)], width
 

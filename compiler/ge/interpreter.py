@@ -117,7 +117,7 @@ def _content(value: Tensor) -> tuple[Any, ...]:
 
 
 def _alone(run: Run) -> list[Tensor]:
-    """The outputs of a run that meets nobody."""
+    """The outputs of a run without collectives."""
     try:
         node, _ = next(run)
     except StopIteration as end:
@@ -130,9 +130,9 @@ def _alone(run: Run) -> list[Tensor]:
 class _Plan:
     """How a graph is executed.
 
-    ``calls``: the nodes that compute, bound to their operators. ``last``: a node -> the values nobody reads after
-    it. ``owned``: writes that go into a value of the graph's own, which is copied first. ``detached``: nodes
-    whose result must not share memory with a cache, which is written after them.
+    ``calls``: the nodes that compute, bound to their operators. ``last``: a node -> the values that are not read after
+    it. ``owned``: writes that go into a value of the graph's own, which is copied first. ``detached``: nodes whose
+    result must not share memory with a cache, which is written after them.
     """
 
     graph: Graph

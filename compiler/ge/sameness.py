@@ -1,4 +1,4 @@
-"""Whether the graph that a device would compile is the one that was proved, told before GE compiles it."""
+"""Whether the graph that a device would compile is the one that was proved, checked before GE compiles it."""
 
 from __future__ import annotations
 

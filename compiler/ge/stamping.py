@@ -1,8 +1,8 @@
 """A GE graph of many blocks from the trace of a few (`draftwood.compiler.steps.short`), as torchair converts it.
 
 A converted trace is a straight line: what stands between two marks is one block. Its operators are copied for every
-block of its kind, with that block's weights and caches. What all blocks get or give is cut and joined outside of them
-(`draftwood.compiler.ge.growth`).
+block of its kind, with that block's weights and caches. Inputs and outputs of all blocks together are cut and joined
+outside of the blocks (`draftwood.compiler.ge.growth`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values that a program computes of its own tables alone, computed before it is lowered.
 
-A file has such tables as constants, which are folded; a device holds them as parameters, with which nobody reckons
-beforehand. So both get the values.
+In a file such tables are constants, which GE folds. On a device they are parameters, which it does not fold. So both
+get the values.
 """
 
 from __future__ import annotations

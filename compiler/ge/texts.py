@@ -27,7 +27,7 @@ from draftwood.manifest import text_name
 # B texts, R rows of a text
 
 _ATEN, _NPU, _OURS = torch.ops.aten, torch.ops.npu, torch.ops.draftwood
-# The operands whose rows, along the first axis, are computed each by itself; all others are weights.
+# The operands whose rows, along the first axis, are computed independently; all others are weights.
 _ROWS = {
     _OURS.linear: ("x",),
     _OURS.quantised_linear: ("x",),
@@ -121,8 +121,8 @@ class TextsRun(fx.Interpreter):
     def __init__(self, program: fx.GraphModule, texts: int) -> None:
         super().__init__(program)
         self.texts = texts
-        # Places of all texts, by those of each and the rows of a text; several tables are read at the same ones. Those
-        # of each are kept with them, so that no later value has their id.
+        # Places of all texts, by the id of each text's places and the rows of a text, since several tables are read at
+        # the same places. The text's places are kept as well, so that no later value gets their id.
         self._places: dict[tuple[int, int], tuple[Any, Tensor]] = {}
 
     def run_node(self, n: fx.Node) -> Any:

@@ -84,8 +84,8 @@ def convert(program: ExportedProgram, written: Mapping[str, int], step: str) -> 
         config = _config(torchair)
         _write_back(module, written)
         values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-        # As where torch.compile calls it: older releases ask for the mode of the trace, and take none in its place.
-        # Not that of the values: a result that is a view of an input would be no output of the graph.
+        # The context that torch.compile would give: older releases ask for the mode of the trace and fail without one.
+        # It is not the mode of the values: a result that is a view of an input would then be no output of the graph.
         context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
         try:
             with tracing(context):
@@ -333,7 +333,7 @@ class _Absent:
 
 @contextlib.contextmanager
 def _torch_npu_absent() -> Iterator[None]:
-    """Where CANN is absent torchair must see no torch_npu, and no ``None`` in its place either."""
+    """Hides torch_npu from torchair if CANN is absent. A ``None`` in ``sys.modules`` must not be there either."""
     if cann_available():
         yield
         return
@@ -352,7 +352,7 @@ def _torch_npu_absent() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet(log: Path | None = None) -> Iterator[None]:
-    """Keeps hundreds of warnings about converters that no step of ours uses from the terminal, unless they are wanted.
+    """Keeps hundreds of warnings about unused converters from the terminal, unless the user asked for them.
 
     ``log`` is a file that is written anew with all that torchair says.
     """

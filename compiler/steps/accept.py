@@ -45,7 +45,7 @@ def walked(
     """
     order_T = torch.arange(tokens_T.shape[0], device=tokens_T.device)
     differs_T = tokens_T != drawn_T.index_select(0, parents_T)
-    # Of siblings that carry the token the first alone counts; the root is no sibling of its children.
+    # If several siblings carry the token only the first counts; the root is no sibling of its children.
     older_TT = (order_T < order_T[:, None]) & (order_T > 0)
     taken_T = ((parents_T[:, None] == parents_T) & older_TT & ~differs_T).any(1)
     barred_T = (differs_T | taken_T) & (order_T > 0)

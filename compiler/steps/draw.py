@@ -68,7 +68,7 @@ def greedy(logits_TV: Tensor) -> tuple[Tensor, Tensor]:
 def sampled(logits_TV: Tensor, levels_T: Tensor, settings: DrawSettings) -> tuple[Tensor, Tensor]:
     """Acceptance with noise; ``levels`` int64 [T] says which of the keys is a row's. A row that is not sure has any."""
     vocabulary = logits_TV.shape[-1]
-    # Of a top-p of at most 1 the product is at most the vocabulary.
+    # Since top-p is at most 1, the product is at most the vocabulary.
     free_1 = settings.top_p_1 * settings.top_k_1 >= ALL_MASS * vocabulary
     candidates = _candidates(logits_TV.float(), levels_T, settings, free_1)
     possible_TK, certain_TK = _kept(candidates, settings, free_1, vocabulary)

@@ -54,7 +54,7 @@ def level_noise(keys: Tensor, vocabulary: int, ids_U: Tensor | None = None) -> T
     least_LB, lane_LB = block_noise(numbers, blocks)
     if ids_U is None:
         lanes_X = torch.arange(BLOCK, dtype=torch.int32, device=keys.device)
-        # Of one arange so long torchair makes an operator that only the AI CPU has.
+        # Two short ones: torchair turns a single long arange into an operator that only the AI CPU has.
         ids_BX = torch.arange(blocks, dtype=torch.int32, device=keys.device)[:, None] * BLOCK + lanes_X
         own_LBX = own_noise(numbers, ids_BX.view(1, -1)).unflatten(1, (blocks, BLOCK))
         nearest_LBX = torch.where(lane_LB[..., None] == lanes_X, 0.0, own_LBX)
@@ -79,7 +79,7 @@ def _exponential(upper: Tensor, lower: Tensor) -> Tensor:
     loses none near 1 either, because 1 - u is made of whole numbers and nothing cancels."""
     high, low = upper.to(torch.float32), lower.to(torch.float32)
     above = torch.ops.draftwood.add_scaled(high, low + 0.5, 1 / _HALF)
-    # Of a number that is no tensor torchair makes an operator that no CANN has.
+    # Tensors, since torchair turns plain numbers into an operator that no CANN has.
     most_high, most_low = high.new_full((), _HALF - 1), low.new_full((), _HALF - 0.5)
     below = torch.ops.draftwood.add_scaled(most_high - high, most_low - low, 1 / _HALF)
     return torch.log1p(above / below)

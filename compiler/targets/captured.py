@@ -141,7 +141,7 @@ class BufferPool:
 
 
 def write_in_place(step: InPlaceStep, where: str) -> None:
-    """Has a step's program write its caches where they lie, a form that torchair finds by itself.
+    """Makes a step's program write its caches in place; torchair would do that by itself.
 
     Raises:
         LoweringError: torch_npu has no kernel for an operator.

@@ -1,7 +1,7 @@
 """Runs a bundle's NPU graphs through torchair: every step is traced, compiled for the device, and kept there.
 
-It has never run on a device. What is its own is tested through torchair's eager route, which traces and compiles as
-for the device and then runs the traced program on the CPU.
+It has never run on a device. The tests use torchair's eager route, which traces and compiles as for the device and then
+runs the traced program on the CPU.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from draftwood.manifest import GraphSignature, Manifest, TensorSignature
 class TorchairExecutor:
     """Compiles a step when it is first needed, once for this content and these versions; later runs load it.
 
-    ``eagerly`` goes torchair's whole way but for the device: no compilation by GE, the traced program is run. Of
-    several ranks it is ``rank``, which meets the others in the default process group.
+    ``eagerly`` takes torchair's whole route except for the device: GE compiles nothing, and the traced program is run.
+    With several ranks it is ``rank``, which meets the others in the default process group.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Started:
         as_one: Callable[[Launch], Launch] = lambda launch: launch,
     ) -> None:
         self._step, self._graph, self._device = step, graph, device
-        # By the names of inputs or outputs: those that may stay on the device do not always cross.
+        # By the names of the inputs or outputs that cross: some may stay on the device.
         self._uploads: dict[frozenset[str], HostInputs] = {}
         self._downloads: dict[frozenset[str], HostOutputs] = {}
         self._launch = as_one(self._launched)

@@ -50,8 +50,8 @@ class Checkpoint:
     def describe(cls, path: Path) -> Checkpoint:
         """The teacher that config.json describes, its weights unread and maybe absent; has no tensors.
 
-        Of a packed one all linear layers are taken to be packed but the output matrix and a mixture's router. A GGUF
-        file describes itself and has its tensors.
+        In a packed one all linear layers count as packed, except the output matrix and a mixture's router. A GGUF file
+        describes itself and has its tensors.
         """
         files = gguf_files(path)
         return cls._of(Gguf.open(path, files) if files else TeacherFolder.describe(path))

@@ -76,7 +76,7 @@ class TeacherFolder:
     def describe(cls, folder: Path) -> TeacherFolder:
         """The teacher that config.json describes, its weights unread and maybe absent; has no tensors.
 
-        Of a packed one all linear layers are taken to be packed but the output matrix and a mixture's router.
+        In a packed one all linear layers count as packed, except the output matrix and a mixture's router.
         """
         config = read_config(folder)
         parts = _parts(folder, config)

@@ -186,7 +186,7 @@ class _Keys:
         return size
 
     def rope_scaling(self, context: int) -> dict[str, Any] | None:
-        # As llama.cpp has it: a factor alone is a linear one, and 0 is none.
+        # As in llama.cpp: a factor without a type is linear, and 0 means none.
         kind = self.fields.get(f"{self.prefix}.rope.scaling.type", "linear")
         factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 1.0)) or 1.0
         if kind not in ("none", "linear", "yarn"):

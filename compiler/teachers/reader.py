@@ -44,7 +44,7 @@ class WholeMatrix(Protocol):
 
     @property
     def rounds(self) -> bool:
-        """Whether the whole numbers stand for other numbers than the file's, the nearest that they can."""
+        """Whether the whole numbers are rounded, and so differ from the file's numbers."""
 
 
 class Reader(Protocol):

@@ -42,7 +42,7 @@ _LLAMA = ("LlamaTokenizer", "LlamaTokenizerFast")
 _NAMED = {"bos_token": "bos_id", "eos_token": "eos_id", "unk_token": "unk_id", "pad_token": "pad_id"}
 _FLAGS = ("lstrip", "rstrip", "single_word", "special")
 _ALL = 1 << 30
-# Of a configuration: about Python of its own, and what tokenizer.json says.
+# Fields about the folder's Python code, and fields that tokenizer.json has.
 _LEFT_OUT = ("auto_map", "added_tokens_decoder", "tokenizer_class")
 
 

@@ -1,8 +1,8 @@
 """Whether the files of a bundle are those that its manifest vouches for.
 
-At the top of a bundle anything may lie next to the manifest (a report of ``draftwood check``, a model card), for
-nothing there is read. In its folders a file that the manifest does not list is refused. A tokenizer or a graph would
-pick it up by its name, and nobody vouches for it. ATC's results in ``npu/om`` are a product of the bundle.
+At the top of a bundle anything may lie next to the manifest (a report of ``draftwood check``, a model card), since
+nothing there is read. In its folders a file that the manifest does not list is refused: a tokenizer or a graph would
+read it by its name. ATC's results in ``npu/om`` are a product of the bundle.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The CPU engine whose rows have the same bits in every tree, chain and plain step (``--bitwise``).
 
-Its graph sums by a token's place in the text (`draftwood.kernels.block_attention`, docs/bitwise.md); this is what the
-graph has to be told of that order. The quick proof of a first opening asks for equal bits here, on this machine.
+Its graph sums by a token's place in the text (`draftwood.kernels.block_attention`, docs/bitwise.md); this module
+computes the inputs that describe that order. The quick proof of a first opening asks for equal bits here, on this
+machine.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class CpuEngine(Engine):
         rows = (dims.branch_rows + 1) * self.max_batch
         self._logits_RV = np.zeros((rows, dims.vocabulary), np.float32)
         self._choice_R = np.zeros(rows, np.int64)
-        # A drafter that reads states inside the teacher needs those of every row, also where logits of one will do.
+        # A drafter that reads states inside the teacher needs those of every row, even if logits of one row are enough.
         size, width = next(spec.shape for spec in graph.outputs if spec.name == "features")
         self._all_rows = size == "T"
         most = max(rows, self.prefill_rows + 1)
@@ -222,7 +222,7 @@ class CpuEngine(Engine):
     def _bind_attention(self, bind: Bindings, text: str, line: TextRows, before: Before) -> None:
         """The caches, and what the new rows see of them.
 
-        A row that attention would sum alone stands there twice, the second time where the next launch writes.
+        A row that attention would sum alone occurs twice, the second time at the slot that the next launch writes.
         """
         kv, rows = line.kv, len(line.tokens_T)
         count = attended(rows)

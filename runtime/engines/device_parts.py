@@ -110,7 +110,7 @@ class DeviceParts:
         return [left[number] for number in range(len(states))]
 
     def whole(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> tuple[list[Draft], list[Left]] | None:
-        """A step in one launch; None where its parts have launches of their own, as they have for several texts."""
+        """A step in one launch; None if its parts have launches of their own, as for several texts."""
         if len(states) > 1:
             return None
         (state,), (gear,) = states, gears
@@ -137,7 +137,7 @@ class DeviceParts:
         return [self._taken(*each) for each in zip(states, drafts, verified, strict=True)]
 
     def _accepted_texts(self, states: Sequence[SequenceState], verified: Sequence[Left]) -> list[Left]:
-        """Launches of accept graphs on what launches of several texts have left: one for those that draw alike."""
+        """Launches of accept graphs on the results of launches of several texts: one for all texts that draw alike."""
         results = list(verified)
         launches: dict[tuple[int, str], list[int]] = {}
         for number, (state, left) in enumerate(zip(states, verified, strict=True)):
@@ -182,7 +182,7 @@ class DeviceParts:
         return Left(buffers, left.rows, self._executor.run(graph, inputs, buffers))
 
     def _walked(self, state: SequenceState, draft: Draft, left: Left, path: list[int]) -> Accepted:
-        """The graph's path where all its rows are sure, else the host's own."""
+        """The graph's path if all its rows are sure, else the host's own."""
         assert left.outputs is not None
         drawn_T, sure_T = left.outputs["drawn"], left.outputs["sure"]
         if sure_T[path].all():
@@ -245,7 +245,7 @@ class DeviceParts:
         return {"features.out": state.draft.next_rows(int(rows))}
 
     def _small(self, graph: GraphSignature) -> dict[str, NDArray]:
-        """The inputs that the host writes; of features those of a whole step may lie with the host, too."""
+        """The inputs that the host writes. In a whole step features may be among them."""
         if graph.name not in self._inputs:
             self._inputs[graph.name] = host_inputs(graph, "either")
         return self._inputs[graph.name]

@@ -117,7 +117,8 @@ class DeviceTexts:
         return inputs
 
     def _branches(self, graph: GraphSignature, lines: Sequence[GraphLine]) -> dict[str, Buffer]:
-        """Where every line reads the last rows and leaves its own; a line that is nobody's has memory for nothing."""
+        """The buffers from which every line reads the last rows, and into which it writes its own. A line without a
+        text has buffers that nobody reads."""
         stays = lives(graph, "sequence")
         specs = [spec for spec in (*graph.inputs, *graph.outputs) if spec.name in stays]
         filled = {spec.name: self._nobody(spec.name, fixed(spec)) for spec in specs}
@@ -156,8 +157,8 @@ class DeviceTexts:
         return self._kept[size]
 
     def _nobody(self, name: str, shape: tuple[int, ...]) -> Buffer:
-        """Memory for an input or output that no other has in a launch. Nobody reads its contents, or nobody writes its
-        zeros: what a text that failed has left there may be no number, and must not reach another's spare slot."""
+        """Memory for an input or output that no other has in a launch. Its contents are never read, or its zeros never
+        written. A text that failed may have left NaN in its own memory, which must not reach another's spare slot."""
         if (name, shape) not in self._scratch:
             self._scratch[name, shape] = self._executor.zeros(shape)
         return self._scratch[name, shape]

@@ -112,7 +112,8 @@ class Engine(HostParts, ABC):
     def make_ready(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
         """Opens what a step would open: no time of the step, by which policies judge its gears.
 
-        Threads may open at the same time, and during a step of others; who needs what another opens waits for it.
+        Threads may open at the same time, and during a step of others. A thread that needs what another one opens waits
+        for it.
         """
 
     def open_all(self) -> None:
@@ -180,7 +181,7 @@ class Engine(HostParts, ABC):
 
     @property
     def half(self) -> bool:
-        """Whether it computes in half precision, by which rows of one function differ more."""
+        """Whether it computes in half precision, in which rows of one function differ more."""
         return int(self.zeros((1,)).itemsize) < 4
 
     def close(self) -> None:

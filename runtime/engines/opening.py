@@ -16,7 +16,7 @@ MOST_THREADS = 1024
 class Opening(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How a bundle is opened; what is left out follows from the bundle and the machine."""
 
-    # ``cpu``, ``npu`` or another registered engine; the best that machine and bundle allow where None.
+    # ``cpu``, ``npu`` or another registered engine; None takes the best that machine and bundle allow.
     engine: str | None = None
     # ``full`` hashes every file, ``fast`` only what has changed since the last full verification on this machine; None
     # is full once and fast after that.
@@ -28,7 +28,7 @@ class Opening(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     cache_bytes: Annotated[int, Meta(ge=1)] | None = None
     # Keep the caches of ended texts, as far as there is room, for prompts that begin like them.
     prefixes: bool = True
-    # Texts that may wait for room; one more is refused with BusyError. Any number where None.
+    # Texts that may wait for room; one more is refused with BusyError. None allows any number.
     waiting: Annotated[int, Meta(ge=0)] | None = None
     # If the engine cannot be opened, or fails in its quick proof, decode with what there is: a CPU's engine, or eager
     # PyTorch for graphs of an NPU alone.

@@ -31,7 +31,7 @@ class EngineKind:
     name: str
     # Its description; ``--help`` shows it after its name.
     help: str
-    # The class or function that makes it of a bundle and an `Opening`, or its place as "module:name".
+    # The class or function that makes the engine from a bundle and an `Opening`, or its place as "module:name".
     source: str | Callable[[Bundle, Opening], Engine]
     # The platform whose graphs it runs; "" if it runs none.
     target: Literal["onnx", "ge", ""] = "onnx"
@@ -189,7 +189,7 @@ _OURS = {kind.name: kind for kind in ENGINES}
 
 
 def register(kind: EngineKind) -> None:
-    """Makes an engine known to this process; the last to register a name has it."""
+    """Makes an engine known to this process; a later one of the same name replaces it."""
     _registered[kind.name] = kind
 
 

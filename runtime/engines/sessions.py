@@ -22,7 +22,8 @@ from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
 
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
-# Whose uint8 by int8 products onnxruntime sums without saturating; on other x86 it has to be told to be exact.
+# Processors whose uint8 by int8 products onnxruntime sums without saturating; on other x86 it needs an option to be
+# exact.
 _EXACT = {"avx_vnni", "avx512_vnni", "amx_int8"}
 # Kinds of graphs that multiply several rows at every step.
 _OF_ROWS = {"step", "batch", "bitwise", "verify", "draft", "draft-texts"}
@@ -35,7 +36,7 @@ def default_threads() -> int:
 
 
 def counted_threads(threads: int | None) -> int:
-    """Threads asked for, None meaning all processors; RequestError where there cannot be so many."""
+    """The number of threads, None meaning all processors; RequestError if there cannot be so many."""
     if threads is None:
         return default_threads()
     if not 1 <= threads <= MOST_THREADS:
@@ -44,11 +45,11 @@ def counted_threads(threads: int | None) -> int:
 
 
 def share_threads(threads: int | None = None) -> None:
-    """One thread pool for all sessions of this process, the fastest where several sessions take turns.
+    """One thread pool for all sessions of this process, which is fastest if several sessions take turns.
 
-    For programs that own their process, such as the command line: from then on onnxruntime refuses every
-    session, also one made elsewhere, without ``use_per_session_threads = False``. Only the first call counts;
-    all processors where ``threads`` is None.
+    For programs that own their process, such as the command line: from then on onnxruntime refuses every session, also
+    one made elsewhere, without ``use_per_session_threads = False``. Only the first call counts; ``threads`` None means
+    all processors.
     """
     global _shared
     if not _shared:
@@ -81,13 +82,11 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
 
 
 def session_options(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.SessionOptions:
-    """How a graph is opened.
-
-    Where no pool is shared it has one of its own, and ``threads`` None means all processors. A waiting pool spins, and
-    the pools of two sessions that take turns would rob each other, so only that of a step of any size spins.
-    A graph that multiplies several rows at every step keeps its weights in a second layout, or each launch would make
-    it anew. Static graphs, one for every tree, do so unless the weights are large. All other sessions share one memory
-    map, but where the teacher's weights are packed.
+    """The options to open a graph with. If no pool is shared it has one of its own, and ``threads`` None means all
+    processors. A waiting pool spins, and the pools of two sessions that take turns would rob each other, so only that
+    of a step of any size spins. A graph that multiplies several rows at every step keeps its weights in a second
+    layout, or each launch would make it anew. Static graphs, one for every tree, do so unless the weights are large.
+    All other sessions share one memory map, unless the teacher's weights are packed.
     """
     options = pool_options(threads, spins=graph.kind in ("step", "batch", "bitwise"))
     if bundle.manifest.int8 and products_saturate():

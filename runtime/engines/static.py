@@ -35,7 +35,8 @@ from draftwood.runtime.speculation.step import Draft, Parts, TeacherOutput
 
 
 class StaticEngine(Engine):
-    """Where a graph has more rows than a tree, rows are padded; several texts a step where it has graphs for that."""
+    """If a graph has more rows than a tree, rows are padded. A step takes several texts if there are graphs for
+    that."""
 
     padded = True
 
@@ -135,9 +136,8 @@ class StaticEngine(Engine):
 
 
 class OnnxStaticEngine(StaticEngine):
-    """The static ONNX graphs on onnxruntime: slower on a CPU than ``CpuEngine``, and there to be compared with.
-
-    Which of its sessions share one memory map of the weights: `sessions.session`.
+    """The static ONNX graphs on onnxruntime: slower on a CPU than ``CpuEngine``, and for comparison. `sessions.session`
+    says which sessions share one memory map of the weights.
     """
 
     def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:

@@ -17,7 +17,7 @@ class Turns:
     def __init__(self) -> None:
         self._own = threading.Lock()
         self._taken = False
-        # Of each thread that waits a lock that is held, until it is that thread's turn.
+        # For each waiting thread a locked lock, which is released when it is that thread's turn.
         self._waiting: deque[threading.Lock] = deque()
 
     def __enter__(self) -> None:
@@ -47,7 +47,7 @@ class Turns:
                 self._taken = False
 
     def _give_up(self, mine: threading.Lock) -> None:
-        """Stands back; a turn that has come meanwhile is the next one's."""
+        """Leaves the queue; if its turn has come meanwhile, the next thread gets it."""
         with self._own:
             waits = mine in self._waiting
             if waits:

@@ -29,7 +29,7 @@ from draftwood.trees import TreeBuffers
 
 # V vocabulary, M tree nodes, I levels, K candidates
 
-# Until an answer comes: far beyond the processor time that it may take, since the machine may be busy.
+# Seconds to wait for an answer: far more than its processor time may be, since the machine may be busy.
 _PATIENCE_SECONDS = 60.0
 _TOLD_SECONDS = 5.0
 

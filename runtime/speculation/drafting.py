@@ -73,7 +73,8 @@ class Drafting:
         # Another text in which drafts are looked up, besides the text itself.
         self.corpus = TextIndex.corpus_of(bundle.corpus) if looks_up and bundle.corpus else None
         self.noise = SharedNoise(bundle)
-        # Greedy text's zeros in its place, and nobody's rows: they lie where the graphs run, and are never sent.
+        # Zeros instead of noise for greedy text, and rows for lines without a text. They lie where the graphs run, and
+        # are never sent.
         self._silence: dict[tuple[str, tuple[int, ...], int], Buffer] = {}
 
     def most_texts(self, name: str) -> int:
@@ -216,7 +217,7 @@ class Drafting:
         return draft
 
     def _silent(self, name: str, shape: tuple[int, ...], place: int) -> Buffer:
-        """Zeros for an input of one place: AscendCL takes no memory twice in a launch."""
+        """Zeros for one place's input: in AscendCL no memory may be passed twice in a launch."""
         key = name, shape, place
         if key not in self._silence:
             self._silence[key] = self._zeros(shape)

@@ -41,7 +41,7 @@ class Shape(Protocol):
 
 
 class Guiding(Protocol):
-    """The questions of drafts to a guide, wherever that is."""
+    """The questions of drafts to a guide, in this process or in another."""
 
     def follow(self, tokens: Sequence[int], root: int) -> bool:
         """Goes on to a root after committed tokens, the prompt included; False if the grammar's bounds end that."""
@@ -156,7 +156,7 @@ class Guide:
     def _rows(self, tree: Shape, tokens: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
         """The rows that have children, depth first, along allowed tokens: the children's places, and the children.
 
-        The grammar has taken the row. Whoever is given it may still exchange its children's ``tokens``.
+        The grammar has taken the row. The caller may still exchange its children's ``tokens``.
         """
         below = _children(tree)
 

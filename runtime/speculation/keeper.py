@@ -2,9 +2,9 @@
 
 A stranger's grammar may take any time and memory, and has ended the library that reads it. So
 `draftwood.runtime.speculation.apart` starts this program. For every text it forks a process, which compiles the grammar
-and answers the questions of the text's draws and drafts. Limits hold that process: memory by the system, processor time
-by an allowance that a little is added to with every answer. However it ends, only its text ends. It also ends with the
-process that asked for it.
+and answers the questions of the text's draws and drafts. That process has limits: the system limits its memory, and an
+allowance its processor time, to which every answer adds a little. However it ends, only its text ends. It also ends
+with the process that asked for it.
 
 A message is four bytes of length, most significant first, then so many bytes of MessagePack. A request is a list of a
 name and its arguments. The answer is a pair: a string with the refusal, if any, and the result.
@@ -35,7 +35,8 @@ from draftwood.runtime.text.rendering import limit
 
 # Besides the tokenizer's memory, which all processes share.
 MOST_MEMORY = 256 << 20
-# Processor seconds: of compiling; that may be saved up for answers, which a launch waits for; added with every answer.
+# Processor seconds: for compiling; the most that can be saved up for answers (a launch waits for them); the allowance
+# added with every answer.
 COMPILE_SECONDS, ANSWER_SECONDS, ADDED_SECONDS = 2.0, 1.0, 0.005
 HEAD_BYTES = 4
 

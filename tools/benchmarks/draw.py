@@ -1,4 +1,5 @@
-"""How pictures look: one colour for a drafter everywhere, told apart by the colour-blind (Okabe and Ito), few lines."""
+"""The style of pictures: one colour for a drafter everywhere, which the colour-blind can distinguish (Okabe and Ito),
+and few lines."""
 
 from __future__ import annotations
 

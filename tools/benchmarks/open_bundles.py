@@ -40,7 +40,7 @@ class Opened:
     runs: str
     digest: str
     times: tuple[StepTime, ...]
-    # By name; one serves all texts, as that of a model that is served does.
+    # By name; one object serves all texts, as in a server.
     _policies: dict[str, Policies] = field(default_factory=dict)
 
     def policies(self, name: str) -> Policies:

@@ -90,7 +90,8 @@ def _all(rows: Sequence[dict[str, Any]]) -> Iterator[DecodedText]:
 
 
 def differences(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Where texts part from the first plain one, plain ones of other bundles too; no more said is no tie."""
+    """Differences from the first plain text, those of other bundles' plain texts included. Without an explanation a
+    difference is no tie."""
     for text in _all(rows):
         if not text.figures["equal"]:
             yield {"tie": False, **text.figures.get("difference", {}), "key": text.key, "way": text.way}

@@ -45,7 +45,7 @@ def tasks_of(suite: Suite) -> list[Task]:
 
 
 def measure(task: Task, suite: Suite, lab: Lab) -> Row:
-    """One row. Where others were busy it is measured again, and the last try kept and marked."""
+    """One row. If other processes were busy it is measured again; the last try is kept and marked."""
     section, ask = SECTIONS[task.section], suite.sections[task.section]
     section.prepare(task, ask, lab)
     tries, busy = 0, True
@@ -70,7 +70,7 @@ class RunProgress:
     def __init__(self, missing: Sequence[Task], total: int) -> None:
         self._before = self._done = total - len(missing)
         self._total = total
-        # Of the rows that were measured; what they needed to be built is over once it is there.
+        # Seconds of the rows that were measured here, without the time to prepare them.
         self._seconds = self._said = 0.0
         if self._done:
             print(f"{self._done} of {total} rows are there", file=sys.stderr, flush=True)

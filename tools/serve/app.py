@@ -60,7 +60,7 @@ PAGE = {
 class Settings:
     """The settings of an operator."""
 
-    # Without one nobody is asked for a key.
+    # Without keys, requests need none.
     keys: tuple[str, ...] = ()
     most_body: int = 4 << 20
     # Tokens of an answer, even if a client names none.

@@ -60,7 +60,7 @@ class RunningChoice:
     cached_tokens: int = 0
     tokens: int = 0
     finish: FinishReason | None = None
-    # By how many drafted tokens a step accepted: steps.
+    # Steps by the number of drafted tokens that they accepted.
     accepted: Counter[int] = field(default_factory=Counter)
     drafted: int = 0
 

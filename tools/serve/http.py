@@ -137,8 +137,8 @@ def protocol(seconds: float) -> type[H11Protocol]:
                 self._watch()
 
         def send_400_response(self, msg: str) -> None:
-            """As the error says, 431 for headers that are too large. To close while more comes would reset the
-            connection, and the answer with it: until the deadline the rest is read, and dropped."""
+            """Answers with the error's status, 431 for headers that are too large. Closing while more arrives would
+            reset the connection and lose the answer. So the rest is read and dropped until the deadline."""
             error = sys.exception()
             status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
             refused = RequestRefused(f"{msg.rstrip('.')}: {HTTPStatus(status).phrase}", status=status)

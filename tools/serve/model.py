@@ -314,7 +314,7 @@ class ServedModel:
 
 
 def _reason(message: Last, dropped: bool) -> str | None:
-    """As vLLM's ``finished_reason`` has it; None of a text that was never begun."""
+    """The reason in the words of vLLM's ``finished_reason``; None for a text that was never begun."""
     if isinstance(message, Busy):
         return None
     if dropped:

@@ -278,7 +278,7 @@ def _refusal(text: int, message: str) -> Refused:
 def warm(model: OpenedBundle) -> None:
     """A step of every gear, so that the first client does not wait for what is made once.
 
-    By name: the adaptive policy would learn from a text that nobody asked for, and pay for it in those that follow.
+    The gears are named, since the adaptive policy would learn from this text and choose worse in those that follow.
     """
     tokens = min(WARM_TOKENS, model.manifest.dims.context - 1)
     for gear in model.manifest.gears:

@@ -110,7 +110,7 @@ class AppendedExtend(Extension):
         return layer.attend_tree(q_PND, written, self.masked_PC), written
 
     def write(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> list[Tensor]:
-        # The operator attends whether one wants it or not; rows of zeros attend to nothing in particular.
+        # The operator always attends; with rows of zeros the result is not used.
         q_1PE, *rows = layer.rotated_rows(x, self.cos_PE, self.sin_PE)
         return self._appended(layer, (torch.zeros_like(q_1PE), *rows), cache)[1]
 

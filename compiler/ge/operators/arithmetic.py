@@ -42,7 +42,7 @@ def _unary(function: Callable[[Tensor], Tensor], types: frozenset[torch.dtype]) 
 for _name, _function, _types in (
     ("Add", torch.add, NUMBERS),
     ("Sub", torch.sub, NUMBERS),
-    # Of integers their definition leaves open how the quotient is rounded.
+    # No integers: the definition leaves open how their quotient is rounded.
     ("Div", torch.true_divide, FLOATS),
     ("RealDiv", torch.true_divide, FLOATS),
     ("FloorDiv", torch.floor_divide, NUMBERS),

@@ -1,7 +1,7 @@
 """The product of packed weights of four bits as the kernels of a 910B compute it: by the number of rows.
 
-Source: ops-nn 9.1.0, matmul/weight_quant_batch_matmul_v2. Of the templates of its tiling (op_tiling/..._registry.cpp)
-two are left for words in groups of 64 or 128 if GE is asked for deterministic sums:
+Source: ops-nn 9.1.0, matmul/weight_quant_batch_matmul_v2. For words in groups of 64 or 128 and deterministic sums, its
+tiling (op_tiling/..._registry.cpp) uses two templates:
 
 * up to an eighth of a group of rows: MSD (..._tiling_msd.cpp, op_kernel/..._msd_split_k.h). Each row is cut, group by
   group, in three digits of four bits, as shares of its largest number. Their products with the weights are summed
@@ -9,8 +9,9 @@ two are left for words in groups of 64 or 128 if GE is asked for deterministic s
   others.
 * more rows: CUSTOM (..._tiling_custom.cpp). Weights are rounded to the rows' type and multiplied as others are.
 
-Asked for speed, a third one adds the groups up in any order (MSD-group, ..._tiling_msd_group.cpp). Not said in the
-sources, and so taken: that a vector core multiplies and adds with two roundings, and that it adds neighbours first.
+Without deterministic sums a third one adds the groups up in any order (MSD-group, ..._tiling_msd_group.cpp). Two things
+are assumed, since the sources do not say: a vector core multiplies and adds with two roundings, and it adds neighbours
+first.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _sum(x_TX: Tensor) -> Tensor:
 
 
 def _rounded(x: Tensor, kind: torch.dtype) -> Tensor:
-    """To the nearest of a half type; halves away from zero, unlike torch."""
+    """Rounds to the nearest number of a half type; halves away from zero, unlike torch."""
     dropped = 16 if kind is torch.bfloat16 else 13
     bits = x.contiguous().view(torch.int32) + (1 << (dropped - 1))
     return (bits & -(1 << dropped)).view(torch.float32).to(kind)

@@ -51,7 +51,7 @@ def MatMulV2(
 def DynamicQuant(x: Tensor, *, dst_type: Literal[2] = 2) -> tuple[Tensor, Tensor]:
     """int8 and a scale a row, in fp32: rint(x * (127 / max)), halves to even, and max * (1 / 127).
 
-    Of a row of zeros the document leaves the whole numbers open and gives the scale 0; here they are zeros.
+    For a row of zeros the document gives the scale 0 and leaves the whole numbers open; here they are zeros.
     """
     one_type(FLOATS, x)
     largest = x.float().abs().amax(-1, keepdim=True)

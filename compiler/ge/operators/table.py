@@ -52,7 +52,7 @@ class Operator:
     operands: dict[str, str]
     # Each with the values that are covered; None for all.
     attributes: dict[str, list[Any] | None]
-    # Those of the definition, of attributes that may be left out.
+    # The definition's defaults of attributes that may be left out.
     defaults: dict[str, Any]
     writes: bool
     views: bool

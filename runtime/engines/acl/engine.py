@@ -91,7 +91,7 @@ class AclEngine(StaticEngine):
 
 
 def compiled(folder: Path) -> Path:
-    """Where the ``.om`` files of a bundle lie; BundleError unless all were made of the bundle as it is."""
+    """The folder of a bundle's ``.om`` files; BundleError unless all were compiled from the bundle as it is now."""
     models, again = folder / OM_FOLDER, f"run {folder}/npu/atc.sh on a machine with CANN"
     try:
         made_of = read_regular(models / MADE_OF, 1 << 10).decode().split()[0]
@@ -103,5 +103,5 @@ def compiled(folder: Path) -> Path:
 
 
 def is_ready(bundle: Bundle) -> bool:
-    """Whether CANN is here, and ATC has made ``.om`` files in the bundle, of it as it is or not."""
+    """Whether CANN is here, and ATC has made ``.om`` files in the bundle, outdated or not."""
     return cann_available() and (bundle.folder / OM_FOLDER / MADE_OF).is_file()

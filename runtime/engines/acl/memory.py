@@ -42,7 +42,7 @@ class AclDevice:
         self._blocks: set[int] = set()
         self._pinned: list[int] = []
         self._dropped: deque[int] = deque()
-        # What uses the memory and has to let go of it before: models.
+        # Models, which use the memory and must be closed before it is freed.
         self.held: list[Closing] = []
         self._context, self.stream = c_void_p(), c_void_p()
         self.closed = False
@@ -98,7 +98,7 @@ class AclDevice:
         self.library.call("aclrtSynchronizeStream", self.stream, where=where)
 
     def close(self) -> None:
-        """Unloads the models, then gives memory, stream and context back; what fails now is not told."""
+        """Unloads the models, then gives memory, stream and context back; errors are ignored."""
         if self.closed:
             return
         self.closed, value = True, self.library.value
@@ -143,7 +143,7 @@ def up(value: int, unit: int) -> int:
 
 
 class DeviceArray:
-    """Elements of a block by shape and strides, in elements: what a cache asks of its buffers, and no more."""
+    """Elements of a block by shape and strides, in elements. It has only the operations that a cache needs."""
 
     def __init__(
         self, block: MemoryBlock, kind: str, shape: Sequence[int], strides: Sequence[int] | None = None, offset: int = 0

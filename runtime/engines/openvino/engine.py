@@ -51,7 +51,7 @@ class OpenVinoDevice:
 
     @property
     def config(self) -> dict[str, Any]:
-        """With which every graph is compiled: one text at a time waits for each launch."""
+        """The settings with which every graph is compiled: one text at a time waits for each launch."""
         config = _CONFIG[self.name] | {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
         return config | ({"INFERENCE_NUM_THREADS": counted_threads(self._threads)} if self.name == "CPU" else {})
 

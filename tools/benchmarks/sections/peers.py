@@ -1,6 +1,6 @@
 """Other programs on the same checkpoint, in the same run: what is installed takes turns, what is not is named.
 
-Seconds are of a whole text, its prompt counted, for not every peer tells the two apart. Threads are equal.
+Seconds are of a whole text, its prompt included, since not every peer times the two separately. Threads are equal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from draftwood.tools.measure.spread import Interval, ratio
 NAME = "peers"
 PROMPTS = 6
 OURS, PLAIN = "draftwood", "plain"
-# What is read from a peer's name: that it speculates.
+# A peer with this in its name speculates.
 LOOKUP = "lookup"
 
 
@@ -54,7 +54,7 @@ def _ours(
 
 
 def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
-    """Exports the checkpoint to whoever needs it, and lets each answer once."""
+    """Exports the checkpoint for the programs that need it, and lets each program answer once."""
     if lab.enters(NAME):
         for generate in _ways(task, ask, lab).values():
             generate(_ids(task, ask, lab), 8, task.at["temperature"])

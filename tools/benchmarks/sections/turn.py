@@ -74,7 +74,7 @@ def texts_of(rows: Sequence[Row], model: str) -> list[dict[str, Any]]:
 
 
 def total_speedup(turns: Sequence[ComparedTurn]) -> Interval:
-    """All tokens taken together: conversations are resampled, for turns of one belong together."""
+    """The speed-up over all tokens. Conversations are resampled as a whole, since their turns depend on each other."""
     by_row: dict[str, list[float]] = {}
     for turn in turns:
         seconds = by_row.setdefault(turn.key, [0.0, 0.0])
@@ -84,8 +84,8 @@ def total_speedup(turns: Sequence[ComparedTurn]) -> Interval:
 
 
 def plain_of(way: str, ways: Ways) -> str:
-    """The plain decoding that a way is compared with: ``plain BUNDLE`` of its bundle, or ``plain`` where one bundle
-    serves all ways; a plain one itself."""
+    """The plain decoding that a way is compared with: ``plain BUNDLE`` of its bundle, or ``plain`` if one bundle serves
+    all ways. A plain way is compared with itself."""
     base = way if is_plain(way) else f"{PLAIN} {way.split(' ')[0]}"
     return base if base in ways else PLAIN
 
