@@ -1,7 +1,7 @@
 """Which drafted rows the teacher confirms: at every node it draws one token, and a child may carry it.
 
 That is exact sampling on a deterministic tree. Trying the children one by one with residuals, and drawing one token up
-front, are the same law. Greedy decoding is the case in which the draw is the argmax.
+front, give the same distribution. Greedy decoding is the case in which the draw is the argmax.
 
 Shape suffixes: T rows of the tree, L = D + 1 places on a path from the root.
 """

@@ -1,4 +1,4 @@
-"""Replacements of traced operators before conversion, for operators of the NPU that want another form.
+"""Replacements of traced operators before conversion, for operators of the NPU that need another form.
 
 The table goes to torchair as decompositions, on a device as here.
 """

@@ -157,7 +157,7 @@ class Graph:
         return [node for node in self.nodes.values() if node.type not in still and node.name not in free]
 
     def laid_out(self) -> set[str]:
-        """Joins of rows for which GE runs nothing, because it has their inputs made one after the other.
+        """Joins of rows for which GE runs nothing, because it places their inputs next to each other in memory.
 
         The conditions are those of compiler/graph/passes/memory_optimize/concat_notask_pass.cc. The join is a ConcatD
         along the first axis, and its parts are made by operators that own their results. Each part is for one such

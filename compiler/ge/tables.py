@@ -20,7 +20,7 @@ MOST_FOLDED = 1 << 20
 
 
 def fold_tables(program: ExportedProgram) -> None:
-    """Puts constants of the program in the places of all that follows from its constants, which weights are not."""
+    """Replaces all values that follow from the program's constants alone by constants; weights do not count as such."""
     graph, specs = program.graph, program.graph_signature.input_specs
     tables = {s.arg.name: program.constants[str(s.target)] for s in specs if s.target in program.constants}
     known: dict[fx.Node, Any] = {node: tables[node.name] for node in graph.nodes if node.name in tables}

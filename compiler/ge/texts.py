@@ -194,7 +194,7 @@ class TextsRun(fx.Interpreter):
         )
 
     def _aligned(self, operands: dict[str, Any], rank: int = 0) -> dict[str, Any]:
-        """Operands that broadcast as those of one text do: fewer axes are made more after that of the texts."""
+        """Operands that broadcast as for one text: missing axes are inserted after that of the texts."""
         most = max(rank, *(_rank(value) for value in pytree.tree_leaves(operands)))
 
         def aligned(value: EveryText) -> Tensor:
@@ -203,7 +203,7 @@ class TextsRun(fx.Interpreter):
         return pytree.tree_map_only(EveryText, aligned, operands)
 
     def _along(self, target: Any, operands: dict[str, Any], shared: tuple[str, ...] = ()) -> Any:
-        """An operator along an axis, which has moved on by one; of operands that are ``shared`` there is one."""
+        """An operator along an axis, whose number grows by one; ``shared`` operands have no axis of texts."""
         if target.overloadpacket is _ATEN.expand:
             operands = operands | self._each_of(self._aligned({"self": operands["self"]}, len(operands["size"])))
         moved = dict[str, Any]()

@@ -1,4 +1,4 @@
-"""``draftwood make``: from a checkpoint to the bundle that suits it, by the commands that one would type oneself.
+"""``draftwood make``: from a checkpoint to the bundle that suits it, by the commands that a user would type.
 
 With a drafter, a first bundle answers prompts, and the drafts that its steps accept are counted. Its steps are timed,
 or modelled for a device that is not here. Trees and gears are planned from both, built, checked, and timed once more

@@ -1,7 +1,7 @@
 """``draftwood quantize``: a teacher in, the same in W8A8 out, and how much it differs.
 
-Of a four-bit teacher it also says how much its packed layers with rows in int8 differ from their exact product. Without
-``--out`` nothing is written, and only the precisions that a build makes of the teacher are compared.
+For a four-bit teacher it also says how much its packed layers with rows in int8 differ from their exact product.
+Without ``--out`` nothing is written, and only the precisions that a build makes of the teacher are compared.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _compare(original: Checkpoint, texts: list[Tensor], as_json: bool) -> int:
 
 
 def _joined(texts: list[Tensor], longest: int) -> list[Tensor]:
-    """All tokens in as few texts as may be, for every text reads all weights."""
+    """All tokens in as few texts as possible, since every text reads all weights."""
     import torch
 
     return list(torch.cat(texts).split(longest))

@@ -1,4 +1,4 @@
-"""Where two texts part, and whether rounding explains it.
+"""The first difference of two texts, and whether rounding explains it.
 
 A difference counts as a numeric tie only if the teacher's own decision was closer than the measured noise of its
 logits. Any other difference is a failure.
@@ -26,8 +26,8 @@ TIES_PER_TOKEN = 1e-4  # more ties than this are a failure too
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Where the two texts of a turn part. ``margin`` is the lead of the teacher's token over the next, in logits, the
-    noise of a draw counted."""
+    """The first difference of a turn's two texts. ``margin`` is the lead of the teacher's token over the next, in
+    logits, the noise of a draw counted."""
 
     id: str
     position: int

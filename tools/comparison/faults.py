@@ -31,7 +31,8 @@ _ROOTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A deliberate fault and how far it moved what it moved most, by what is allowed; ``caught`` if past that."""
+    """A deliberate fault, and the ``difference`` of the quantity that it moved most, measured by what is allowed;
+    ``caught`` if it is more than that."""
 
     gear: str
     graphs: str

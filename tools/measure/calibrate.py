@@ -88,7 +88,7 @@ def count_traffic(
 ) -> Iterator[tuple[Prompt, Result]]:
     """Answers every turn with the bundle's largest tree and adds its steps to ``calibration``.
 
-    A turn that is counted already is answered again, for later turns build on it, but not counted twice.
+    A turn that is counted already is answered again, since later turns build on it, but not counted twice.
     """
     answers: dict[str, Sequence[int]] = {}
     way = Way(engine, Policies(engine.bundle, widest_gear(engine.bundle)))
@@ -142,7 +142,7 @@ def jobs(
     max_new_tokens: int,
     size: int = JOB_SIZE,
 ) -> list[Job]:
-    """The prompts in jobs of ``size`` conversations, each temperature apart; a name stands for all that is in one."""
+    """The prompts in jobs of ``size`` conversations, one temperature a job; a job's name covers all of its content."""
     from draftwood.compiler.drafters.registry import open_drafter
     from draftwood.compiler.teachers.checkpoint import Checkpoint
 

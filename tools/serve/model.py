@@ -37,7 +37,7 @@ from draftwood.tools.serve.metrics import ModelMetrics
 from draftwood.tools.serve.process import EngineProcess
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-# A process that has lived so long was well; the next pause is the first again.
+# A process that has lived this long counts as healthy: the next pause is the shortest again.
 WELL_SECONDS = 60.0
 # Texts that an engine has not answered yet, besides those that wait: answers take milliseconds, so if there are more it
 # stands still.
@@ -85,7 +85,7 @@ class _RunningText:
     receiver: Mailbox
     asked_at: float
     engine: EngineProcess | None = None
-    # Whether an engine has ended while the text waited there: it may be why.
+    # Whether an engine has ended while the text waited there: the text may have caused it.
     again: bool = False
     # Whether an engine reads its prompt and its grammar, which may end an engine: it is not begun again then.
     reading: bool = False
@@ -199,7 +199,7 @@ class ServedModel:
                 text.engine = self.engine
 
     def drop(self, asks: list[Ask]) -> None:
-        """Nobody reads these any more: those that no engine has are gone, the others end within a step."""
+        """Drops texts that have no reader: those that no engine has are gone, the others end within a step."""
         for text in [self._texts[ask.id] for ask in asks if ask.id in self._texts]:
             text.dropped = True
             if text.engine is None:

@@ -73,12 +73,13 @@ class _Here:
     """A text that has been asked for and has not ended; ``decoding`` is there once its prompt is known to be good."""
 
     decoding: Decoding | None = None
-    # To what it is held, in its own process.
+    # The grammar that it is held to, in its own process.
     grammar: ApartGrammar | None = None
     cancelled: bool = False
 
     def cancel(self) -> None:
-        """From another thread. Whoever sets what is ended here looks at ``cancelled`` afterwards."""
+        """Called from another thread. The code that sets ``decoding`` or ``grammar`` looks at ``cancelled``
+        afterwards."""
         self.cancelled = True
         if self.decoding is not None:
             self.decoding.cancel()
