@@ -273,7 +273,7 @@ class Manifest(FrozenFields, frozen=True):
     def rank_sets(self, target: str) -> tuple[GraphSet, ...]:
         """The graph sets of all ranks of a target, in order; none if nothing was lowered for it."""
         sets = (graphs for graphs in self.graph_sets if graphs.target == target)
-        return tuple(sorted(sets, key=lambda one: one.rank))
+        return tuple(sorted(sets, key=lambda graphs: graphs.rank))
 
     def graphs_of(self, target: str, rank: int = 0) -> tuple[GraphSignature, ...]:
         """The graphs of a target and rank; none if nothing was lowered for it."""

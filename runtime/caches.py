@@ -139,11 +139,11 @@ class Caches:
         self._kept.remove(kept)
         state, cache = kept.state, kept.state.kv
         in_place = length <= cache.placed
-        beside = self.running_bytes + need + state.bytes <= self.budget
+        both_fit = self.running_bytes + need + state.bytes <= self.budget
         lost = len(kept.tokens_n) - length
         # A text takes the caches over if memory is short, if it loses few tokens, or if the shared part is not yet in
         # place.
-        if state.slots <= slots and state.bytes <= need and (lost <= MOST_LOST or not beside or not in_place):
+        if state.slots <= slots and state.bytes <= need and (lost <= MOST_LOST or not both_fit or not in_place):
             state.rewind(length)
             return state
         length = min(length, cache.placed)

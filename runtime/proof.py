@@ -44,7 +44,7 @@ class PlainText(NamedTuple):
     logits_nV: NDArray[np.float32] | None
     caches_KnD: Sequence[NDArray[np.float32]] = ()
 
-    def behind(self, rows: int) -> PlainText:
+    def after(self, rows: int) -> PlainText:
         """Without the first tokens, and with all rows of the caches."""
         return self._replace(
             tokens=self.tokens[rows:], logits_nV=None if self.logits_nV is None else self.logits_nV[rows:]
@@ -98,7 +98,7 @@ def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int, ro
             if accepted:
                 # After the commit: the moved rows are read.
                 after = _plain_text(engine, state, plain, state.root, 1)
-                _same(engine, gear, after, text.behind(accepted), rounding)
+                _same(engine, gear, after, text.after(accepted), rounding)
         _return_to(state, len(prompt), root)
         gained = list(engine.step([state], [gear])[0].tokens)
         _same(engine, gear, PlainText([root, *gained], None), text, rounding)

@@ -191,9 +191,9 @@ def _kind(graph: GraphSignature, manifest: Manifest) -> Iterator[str]:
         small = [name for name in small if name not in settled]
     takes, gives = _forms(graph, {rows.name for rows in manifest.drafter.buffers} if manifest.drafter else set())
     if sorted(small) != sorted(takes):
-        yield f"takes {sorted(small)} beside caches; expected {sorted(takes)} of kind {graph.kind}"
+        yield f"takes {sorted(small)} besides caches; expected {sorted(takes)} of kind {graph.kind}"
     if set(graph.results) not in [set(form) for form in gives]:
-        yield f"gives {sorted(graph.results)} beside caches; expected {' or '.join(str(sorted(o)) for o in gives)}"
+        yield f"gives {sorted(graph.results)} besides caches; expected {' or '.join(str(sorted(o)) for o in gives)}"
     if (graph.kind in ("texts", "accept-texts")) != (graph.batch > 1):
         yield f"serves {graph.batch} texts; expected 2 or more of graphs for several, else 1"
     if not graph.static and (graph.slots or graph.kind in _STATIC):
@@ -307,7 +307,7 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
     if tree.rows + tree.depth + 1 >= gear.slots:
         yield f"a tree of {tree.rows} rows does not fit {gear.slots} slots"
     if (gear.draft is None) != (tree.rows == 1):
-        yield f"draft is {gear.draft!r} beside a tree of {tree.rows} rows; expected a draft graph exactly for trees"
+        yield f"draft is {gear.draft!r} next to a tree of {tree.rows} rows; expected a draft graph exactly for trees"
     elif gear.looks_up and tree.file is None:
         yield f"looks up tree {tree.name}; expected one of a fixed shape"
     elif gear.draft is not None and not gear.looks_up:
@@ -338,9 +338,9 @@ def _drafts(
     if not drafting:
         yield f"refers to draft graph {name!r}, which the manifest does not describe"
     elif not any(graph.static for graph in drafting):
-        yield f"no static graph {name} of KV length {gear.slots}; expected one beside that of any size"
+        yield f"no static graph {name} of KV length {gear.slots}; expected one besides that of any size"
     elif drafting[-1].slots and any(graph.kind == "step" for graph in named.values()):
-        yield f"no graph {name} of any size; expected one beside the step of any size"
+        yield f"no graph {name} of any size; expected one besides the step of any size"
     for graph in drafting:
         yield from _draft(graph, tree, manifest.drafter.levels if manifest.drafter else 0)
 

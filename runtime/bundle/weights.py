@@ -85,7 +85,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         if begin != at or end - begin != width * math.prod(tensor.shape):
             raise BundleError(
                 f"{path}: {name} {tensor.dtype} {list(tensor.shape)} lies at bytes {begin} to {end}; expected it whole"
-                f" and behind the one before it, from {at}; {_REBUILD}"
+                f" and after the one before it, from {at}; {_REBUILD}"
             )
         at, tensors[name] = end, msgspec.structs.replace(tensor, data_offsets=(begin, end))
     if at != size:

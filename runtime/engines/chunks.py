@@ -43,12 +43,12 @@ def _first_rows(spare: int, sizes: tuple[int, ...]) -> list[int]:
     for left in range(1, _PEELED * sizes[-1] + 1):
         ways = [(_after(least[left - 1], 1), 0)]  # without a graph that fits, a token is a launch
         ways += [(_after(least[max(left - rows, 0)], rows), rows) for rows in sizes if rows <= left + spare]
-        best, rows = min(ways, key=lambda one: (one[0], -one[1]))
+        best, rows = min(ways, key=lambda way: (way[0], -way[1]))
         least.append(best)
         first.append(rows)
     return first
 
 
-def _after(behind: tuple[int, int, int], rows: int) -> tuple[int, int, int]:
-    cost, count, total = behind
+def _after(rest: tuple[int, int, int], rows: int) -> tuple[int, int, int]:
+    cost, count, total = rest
     return cost + max(rows, KNEE), count + 1, total + rows

@@ -150,7 +150,7 @@ class TextGrammar:
         self._first = position if self._first is None else self._first
         count = position - self._first
         if count > self._taken:
-            raise InvariantError(f"a grammar that took {self._taken} tokens is asked for the one behind {count}")
+            raise InvariantError(f"a grammar that took {self._taken} tokens is asked for the one after {count}")
         if count < self._taken:
             matched = self._taken if self._ended is None else self._ended
             self._matcher.rollback(max(matched - count, 0))

@@ -89,7 +89,7 @@ def _print_batches(report: dict[str, Any]) -> None:
     print(f"host share   {100 * report['host_share']:.1f} % of the time outside graphs")
     _print_occupancies(report["occupancies"])
     turn, long = report["second_turn"], report["long_prompt"]
-    print(f"second turn  behind {turn['behind_tokens']} tokens: first token in {turn['ratio']:.3f} of the time")
+    print(f"second turn  after {turn['first_turn_tokens']} tokens: first token in {turn['ratio']:.3f} of the time")
     print(
         f"longest wait {long['longest_wait_ms']:.0f} ms while {long['prompt_tokens']} tokens are read: a launch of them"
         f" {long['prompt_launch_ms']:.0f} ms, a step {long['step_ms']:.0f} ms"

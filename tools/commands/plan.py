@@ -81,7 +81,7 @@ def read_statistics(paths: Sequence[Path]) -> tuple[Calibration, Calibration | N
     if greedy.sampled:
         raise RequestError(
             f"--stats: {greedy.sampled} of {greedy.contexts.total} contexts are of sampled text; expected greedy text"
-            " alone beside a file of sampled text alone; calibrate at temperature 0 into a file of its own"
+            " alone next to a file of sampled text alone; calibrate at temperature 0 into a file of its own"
         )
     return greedy, sampled
 

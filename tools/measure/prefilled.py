@@ -17,10 +17,10 @@ from draftwood.runtime.speculation.step import Draft, Outcome, Parts, Prefill, T
 
 
 class Prefilled(Engine):
-    """An engine for one prompt: a text begins with a copy of its caches; the engine ``behind`` does the rest."""
+    """An engine for one prompt: a text begins with a copy of its caches; the ``wrapped`` engine does the rest."""
 
     def __init__(self, engine: Engine, prompt_n: NDArray[np.int64], slots: int) -> None:
-        self.bundle, self.behind = engine.bundle, engine
+        self.bundle, self.wrapped = engine.bundle, engine
         self._filled = engine.begin(slots)
         # The engine's next step writes over its outputs.
         self._logits_V = engine.prefill(self._filled, prompt_n).logits_RV[-1].copy()
@@ -41,22 +41,22 @@ class Prefilled(Engine):
 
     @property
     def parts(self) -> Parts[Any]:
-        return self.behind.parts
+        return self.wrapped.parts
 
     def step(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:
-        return self.behind.step(states, gears)
+        return self.wrapped.step(states, gears)
 
     def new_kv(self, slots: int) -> Any:
-        return self.behind.new_kv(slots)
+        return self.wrapped.new_kv(slots)
 
     def chunk(self, state: SequenceState, left: int) -> int:
-        return self.behind.chunk(state, left)
+        return self.wrapped.chunk(state, left)
 
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
-        return self.behind.append(state, chunk_n)
+        return self.wrapped.append(state, chunk_n)
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
-        return self.behind.verify(states, drafts)
+        return self.wrapped.verify(states, drafts)
 
     def close(self) -> None:
         """Nothing is open here."""

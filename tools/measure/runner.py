@@ -95,7 +95,7 @@ def measure(
         other = next((decoding.result for decoding in decoded if decoding.result.token_ids != plain.token_ids), None)
         if other is not None:
             engine = ways[name].engine
-            engine = engine.behind if isinstance(engine, Prefilled) else engine
+            engine = engine.wrapped if isinstance(engine, Prefilled) else engine
             noise = logit_noise(engine, [*ids, *plain.token_ids])
             difference = explain(engine, "", ids, plain.token_ids, other.token_ids, options, noise)
             report[name]["difference"] = asdict(difference)

@@ -45,21 +45,21 @@ def _ids(engine: Engine, prompts: Sequence[Prompt], count: int) -> list[int]:
     return (ids * (count // len(ids) + 1))[:count]
 
 
-def _second_turn(engine: Engine, ids: Sequence[int], behind: int) -> dict[str, Any]:
+def _second_turn(engine: Engine, ids: Sequence[int], first_tokens: int) -> dict[str, Any]:
     """Median seconds to the first token of a second turn."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
     results = dict[bool, Result]()
     for number in range(ROUNDS):
         for prefixes in (True, False) if number % 2 else (False, True):
             model = OpenedBundle(engine.bundle, engine, Opening(prefixes=prefixes))
-            first = ids[:behind]
+            first = ids[:first_tokens]
             answer = model.generate(first, policy="plain", max_new_tokens=ANSWER, ignore_eos=True)
-            turn = [*first, *answer.token_ids, *ids[behind : behind + FOLLOWING]]
+            turn = [*first, *answer.token_ids, *ids[first_tokens : first_tokens + FOLLOWING]]
             results[prefixes] = model.generate(turn, policy="plain", max_new_tokens=ANSWER, ignore_eos=True)
             seconds[prefixes].append(results[prefixes].first_token_seconds)
     with_prefix, read = (statistics.median(seconds[prefixes]) for prefixes in (True, False))
     return {
-        "behind_tokens": behind,
+        "first_turn_tokens": first_tokens,
         "prefix_tokens": results[True].prefix_tokens,
         "equal": results[True].token_ids == results[False].token_ids,
         "kept_seconds": with_prefix,

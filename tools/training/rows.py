@@ -39,9 +39,9 @@ def read_data(named: Sequence[str]) -> list[Row]:
 def _read(name: str) -> list[Row]:
     path, times = Path(name), 1
     if not path.exists():
-        before, colon, behind = name.rpartition(":")
-        if colon and behind.isdecimal() and int(behind):
-            path, times = Path(before), int(behind)
+        before, colon, after = name.rpartition(":")
+        if colon and after.isdecimal() and int(after):
+            path, times = Path(before), int(after)
     files = sorted((*path.glob("*.jsonl"), *path.glob("*.jsonl.gz"))) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise RequestError(

@@ -69,8 +69,8 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "gear's kind": (lambda m: m["gears"][0].update(graph="step"), "is of kind step.*expected decode"),
     "gear's slots": (lambda m: m["gears"][0].update(slots=2**30), "expected decode, 1 and 1073741824"),
     "gear's draft": (lambda m: m["gears"][-1].update(draft="nowhere"), "refers to draft graph 'nowhere'"),
-    "no draft": (lambda m: m["gears"][-1].update(draft=None), "draft is None beside a tree of 7 rows"),
-    "plain draft": (lambda m: m["gears"][0].update(draft="draft"), "draft is 'draft' beside a tree of 1 rows"),
+    "no draft": (lambda m: m["gears"][-1].update(draft=None), "draft is None next to a tree of 7 rows"),
+    "plain draft": (lambda m: m["gears"][0].update(draft="draft"), "draft is 'draft' next to a tree of 1 rows"),
     "no drafter": (lambda m: m.update(drafter=None), "drafts, but the manifest has no drafter"),
     "prompt of any size": (
         lambda m: graph(m, "step").update(kind="prefill"),
@@ -82,8 +82,8 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "alias to nothing": (lambda m: graph(m, "step")["aliases"].update({"x": "tokens"}), "expected an output and an"),
     "alias twice": (lambda m: graph(m, "step")["aliases"].update({"logits": "key_cache.0"}), "two outputs are written"),
     "alias dtype": (lambda m: end(m, "step", "key_cache.0").update(dtype="float16"), "alias key_cache.0.out"),
-    "input": (lambda m: end(m, "step", "bias").update(name="mask"), "takes .*mask.* beside caches"),
-    "output": (lambda m: end(m, "step", "choice").update(name="chosen"), "gives .*chosen.* beside caches"),
+    "input": (lambda m: end(m, "step", "bias").update(name="mask"), "takes .*mask.* besides caches"),
+    "output": (lambda m: end(m, "step", "choice").update(name="chosen"), "gives .*chosen.* besides caches"),
     "same name": (lambda m: end(m, "step", "bias").update(name="total"), "named 'total'"),
     "run-time size": (lambda m: end(m, "decode-kv128", "tokens").update(shape=["T"]), "has sizes that are chosen"),
     "half an acceptance": (
@@ -141,7 +141,7 @@ def test_drafts_have_both_forms(tiny_draft_bundles: dict[str, Path], tmp_path: P
     for number, (change, message) in enumerate(
         (
             (without("draft-planned-kv128"), "no static graph draft-planned of KV length 128"),
-            (without("draft-planned"), "no graph draft-planned of any size; expected one beside the step"),
+            (without("draft-planned"), "no graph draft-planned of any size; expected one besides the step"),
             (lambda m: graph(m, "draft-planned-kv128").update(slots=0), "and no KV length; expected both or neither"),
             (lambda m: end(m, "extend-t16-kv128", "tokens").update(shape=["T"]), "has sizes that are chosen at run"),
         )

@@ -20,7 +20,7 @@ def test_both_are_measured(tiny_bundle: Path) -> None:
     prompts = [Prompt(id="a", source="s", conversation="c", text="the cat sat on the mat")]
     found = bench_waits(engine, prompts, 2)
     turn, long = found["second_turn"], found["long_prompt"]
-    assert turn["equal"] and turn["behind_tokens"] <= turn["prefix_tokens"] < turn["behind_tokens"] + 16
+    assert turn["equal"] and turn["first_turn_tokens"] <= turn["prefix_tokens"] < turn["first_turn_tokens"] + 16
     assert 0 < turn["ratio"] < 1  # two launches against eight
     assert long["texts"] == 2 and long["prompt_tokens"] > engine.bundle.manifest.dims.context - 3 * BEFORE
     assert long["longest_wait_ms"] > 0 and long["prompt_launch_ms"] > 0 and long["step_ms"] > 0

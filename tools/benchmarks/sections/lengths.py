@@ -37,10 +37,10 @@ def _ways(opened: Opened, ids: list[int], lab: Lab) -> dict[str, Way]:
     """Trees are named without their KV lengths: one way grows through them."""
     gears = opened.engine.bundle.manifest.gears
     slots = min(gear.slots for gear in gears if gear.slots > len(ids) + 1)
-    behind = lab.prefilled(opened, ids, slots)
+    prefilled = lab.prefilled(opened, ids, slots)
     names = {PLAIN: PLAIN, "adaptive": "adaptive", "plain again": PLAIN}
     names |= {gear.tree: gear.name for gear in gears if (gear.draft or gear.looks_up) and gear.slots == slots}
-    return {name: Way(behind, opened.policies(policy)) for name, policy in names.items()}
+    return {name: Way(prefilled, opened.policies(policy)) for name, policy in names.items()}
 
 
 def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:

@@ -154,7 +154,7 @@ def _goals(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
 SECTION = Section(
     name=NAME,
     title="The service",
-    question="What does the service cost, and how does it do beside llama.cpp's?",
+    question="What does the service cost, and how does it compare with llama.cpp's?",
     source="Draftwood",
     tasks=tasks,
     prepare=prepare,

@@ -141,7 +141,7 @@ def _bundles(rows: list[Row]) -> Table:
             lines.append([model, name, round(factor, 3), *(round(floor[p], 3) for p in ("p1", "p50", "p99"))])
     columns = ("model", "way", "its time over the bundles' mean", "a round over its text's median, p1", "p50", "p99")
     note = (
-        "Bundles of a model hold one teacher; what its features and caches cost a step beside another's is in the first"
+        "Bundles of a model hold one teacher; what its features and caches cost a step over another's is in the first"
         " figure. Percentiles are of all plain rounds of the model, each over its bundle's figure: the noise floor."
     )
     return Table("Plain decoding by bundle", columns, lines, note)
