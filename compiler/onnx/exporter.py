@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from math import prod
 from typing import Any
 from unittest.mock import patch
 
+import onnx
 import onnx_ir as ir
 import torch
 from torch.export import ExportedProgram
@@ -85,7 +86,7 @@ def export(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[st
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns about torchvision on every call
     try:
-        with warnings.catch_warnings(), as_it_is if _has_forms(program, registry) else nullcontext():
+        with warnings.catch_warnings(), _read_once(), as_it_is if _has_forms(program, registry) else nullcontext():
             warnings.simplefilter("ignore")
             return _core.export(
                 program,
@@ -98,6 +99,24 @@ def export(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[st
             ).model
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """In the body the schema of an operator is read once, not for every node."""
+    read = ir.schemas.OpSignature.from_op_schema
+
+    def known(schema: onnx.defs.OpSchema) -> ir.schemas.OpSignature:
+        key = (schema.domain, schema.name, schema.since_version)
+        if key not in _SIGNATURES:
+            _SIGNATURES[key] = read(schema)
+        return _SIGNATURES[key]
+
+    with patch.object(ir.schemas.OpSignature, "from_op_schema", known):
+        yield
+
+
+_SIGNATURES: dict[tuple[str, str, int], ir.schemas.OpSignature] = {}
 
 
 def _has_forms(program: ExportedProgram, registry: ONNXRegistry) -> bool:

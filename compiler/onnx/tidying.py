@@ -6,10 +6,14 @@ of eight texts took two minutes. The rules here are those that apply to our grap
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import onnx_ir as ir
 from onnx_ir.passes import Sequential, common
 from onnxscript.optimizer import fold_constants_ir
 from onnxscript.rewriter import rewrite
+from onnxscript.rewriter.pattern import RewriteRule, RewriteRuleSet
 from onnxscript.rewriter.rules import common as rules
 
 RULES = (
@@ -41,8 +45,27 @@ def tidy(model: ir.Model) -> None:
     common.InlinePass()(model)
     for _ in range(ROUNDS):
         fold_constants_ir(model, onnx_shape_inference=True)
-        rewrite(model, RULES)
+        rewrite(model, _rules())
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+class _Rule(RewriteRule):
+    """A rule that is tried at nodes of the type alone that its pattern ends in."""
+
+    def __init__(self, rule: RewriteRule) -> None:
+        self.__dict__ |= rule.__dict__
+        (last,) = rule._target_pattern.output_nodes
+        self._type = last.op_type
+
+    def try_rewrite(
+        self, model: ir.Model, graph_or_function: ir.Graph | ir.Function, node: ir.Node, **options: Any
+    ) -> Any:
+        return super().try_rewrite(model, graph_or_function, node, **options) if node.op_type == self._type else None
+
+
+@cache
+def _rules() -> RewriteRuleSet:
+    return RewriteRuleSet([_Rule(rule) for rule in RULES])
 
 
 def finish(model: ir.Model) -> None:

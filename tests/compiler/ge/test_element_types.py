@@ -47,9 +47,10 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Greedy and sampled; whole steps and several texts are looked at where they are built (test_whole, test_texts)."""
     folder, found = tmp_path_factory.mktemp(request.param), Built()
     model, drafter = sources(request.param, folder, request.getfixturevalue)
-    trees: Any = (("plain", Topology.plain()), ("pair", Topology.from_paths([(0,), (1,)])))
+    # Trees of as many rows as another has share its graphs; every kind of graph is there.
+    trees: Any = (("plain", Topology.plain()), ("chain", Topology.chain(1)))
     if request.param == "eagle3":
-        trees = (*trees, ("budget", Budget(4, 3, 2)))
+        trees = (("plain", Topology.plain()), ("fixed", Topology.backbone(2, 2)), ("budget", Budget(4, 3, 2)))
     asked = BuildRequest(model=model, drafter=drafter, trees=trees, slots=(128,), prefill_rows=(8,), targets=("ge",))
     with pytest.MonkeyPatch.context() as patched:
         decomposed = torchair_bridge.decomposed

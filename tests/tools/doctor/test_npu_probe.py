@@ -19,7 +19,7 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
 from draftwood.environment import torch_npu_installed
 from draftwood.tools.demo import resolve
-from draftwood.tools.doctor import npu_probe, npu_report, npu_steps
+from draftwood.tools.doctor import npu_probe, npu_report, npu_steps, ranks_probe
 from draftwood.tools.doctor.npu_models import MODELS, make
 from draftwood.tools.doctor.npu_probe import PROBES, kernel_engines, verdict
 from draftwood.tools.doctor.npu_report import PIECES, describe, operators, tried, two_devices
@@ -95,11 +95,20 @@ def test_the_core_of_a_kernel_is_the_profilers(tmp_path: Path) -> None:
 
 
 def test_two_devices_add_up() -> None:
-    """Over gloo instead of HCCL; a missing backend is reported."""
+    """Over gloo instead of HCCL."""
     (good,) = two_devices("gloo")
     assert good["works"] and good["seen"] == "sum 3.0, parts [1.0, 2.0]", good
-    (bad,) = two_devices("nothing")
-    assert not bad["works"]
+
+
+def test_two_devices_that_do_not_meet_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing backend ends a rank, and ranks that end at once are a verdict."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises((AssertionError, ValueError), match="nothing"):
+        ranks_probe.verdict("nothing")
+    monkeypatch.setattr(npu_report, "RANKS_PROBE", "draftwood.tools.doctor.no_probe")
+    (bad,) = two_devices("gloo")
+    assert not bad["works"] and bad["ability"]
 
 
 def test_how_a_command_ended(tmp_path: Path) -> None:
