@@ -1,8 +1,8 @@
 """The noise that drafter and teacher share: one standard Gumbel number for every seed, absolute position and token id.
 
 The teacher's token at a position is the argmax of ``log p(token) / T + G(seed, position, token)``, which draws from p
-(Gumbel, 1954). A drafter that ranks by ``log q(token) / T + G`` with the same G proposes the teacher's draw if q is
-near p (Daliri et al., 2024, arXiv 2408.07978). The text for a seed is the same with any drafter.
+(Gumbel, 1954). A drafter that ranks by ``log q(token) / T + G`` with the same G proposes that draw if q is near p
+(Daliri et al., 2024, arXiv 2408.07978). The text for a seed is the same with any drafter.
 
 G = -log E, and the E of the tokens at a position are independent standard exponentials. They are made in two levels,
 over blocks of 64 ids. The least E of a block is an exponential over 64, at one id of it. Every other E of the block is

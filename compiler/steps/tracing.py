@@ -74,8 +74,8 @@ def uncompiled() -> Iterator[None]:
 
 @contextmanager
 def _traced_lines() -> Iterator[None]:
-    """Nodes note where they come from, down to the line that calls torch, of the frames within the outermost
-    ``forward``; torch.export alone keeps ``forward`` methods only, and reads the line of every frame from its file."""
+    """Nodes note the frames within the outermost ``forward`` that they come from, down to the line that calls torch. By
+    itself torch.export keeps ``forward`` methods only, and reads every frame's line from its file."""
     with (
         patch.object(fx.proxy, "CapturedTraceback", _Frames),
         patch.object(fx.proxy.TracerBase, "_filter_traceback_frames", lambda tracer, frames: frames),

@@ -232,8 +232,8 @@ def _host_share(passes: Sequence[Pass]) -> float:
 
 
 def _occupancy(count: int, plain: Sequence[Pass], fast: Sequence[Pass]) -> dict[str, Any]:
-    """Steps of so many texts, if there were any: goodput in tokens a second, ms that a text waits for a token, and the
-    share of texts' steps with each gear in launches of each number of texts."""
+    """Figures of the steps of so many texts, if there were any. They are goodput in tokens a second, the ms that a text
+    waits for a token, and the share of texts' steps with each gear in launches of each number of texts."""
     occupancy: dict[str, Any] = {"texts": count}
     for name, passes in ((PLAIN, plain), (FAST, fast)):
         steps = sum((passed.occupancies.get(count, OccupancySteps()) for passed in passes), OccupancySteps())
