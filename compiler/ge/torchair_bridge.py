@@ -35,7 +35,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 import draftwood.kernels  # noqa: F401 (registers every operator: torchair skips converters of unknown ones)
 from draftwood.compiler.ge.converters import register_converters
 from draftwood.compiler.ge.forms import join_transposes, npu_forms
-from draftwood.compiler.ge.retracing import retraced
 from draftwood.compiler.ge.rounding import round_inside
 from draftwood.compiler.ge.tables import fold_tables
 from draftwood.compiler.steps.tracing import uncompiled
@@ -244,6 +243,8 @@ def _named(method: Any, name: str) -> Any:
 
 def decomposed(program: ExportedProgram) -> fx.GraphModule:
     """The step in the operators that are converted; its nodes have the names that a GE graph's values refer to."""
+    from draftwood.compiler.ge.retracing import retraced  # with most of torch's compiler, which no reader needs
+
     with _quiet(), _torch_npu_absent(), uncompiled():
         table = _decompositions()
         join_transposes(program.graph)

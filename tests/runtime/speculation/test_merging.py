@@ -79,10 +79,15 @@ def both(
     medusa = (plain, ("fixed", TREE), lookup)
     requests = {
         "eagle3": draftwood.BuildRequest(
-            model=tiny_teacher, drafter=tiny_drafters["eagle3"], trees=eagle, slots=(128,)
+            model=tiny_teacher, drafter=tiny_drafters["eagle3"], trees=eagle, slots=(128,), prefill_rows=(16,)
         ),
         "medusa": draftwood.BuildRequest(
-            model=tiny_teacher, drafter=tiny_heads, trees=medusa, slots=(128,), targets=("onnx", "ge")
+            model=tiny_teacher,
+            drafter=tiny_heads,
+            trees=medusa,
+            slots=(128,),
+            prefill_rows=(16,),
+            targets=("onnx", "ge"),
         ),
     }
     return {kind: kept(f"both-{kind}", partial(draftwood.build, one)) for kind, one in requests.items()}
