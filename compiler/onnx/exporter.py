@@ -22,7 +22,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter import _core, _decomp, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.onnx._internal.fx.passes import type_promotion
 
+from draftwood.compiler.steps.tracing import uncompiled
 from draftwood.kernels import onnx_forms
 from draftwood.kernels.contract import op
 
@@ -86,7 +88,9 @@ def export(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[st
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns about torchvision on every call
     try:
-        with warnings.catch_warnings(), _read_once(), as_it_is if _has_forms(program, registry) else nullcontext():
+        quickly = patch.object(type_promotion.InsertTypePromotion, "_run", _promote)
+        decomposes = nullcontext() if not _has_forms(program, registry) else as_it_is
+        with warnings.catch_warnings(), _read_once(), uncompiled(), quickly, decomposes:
             warnings.simplefilter("ignore")
             return _core.export(
                 program,
@@ -99,6 +103,28 @@ def export(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[st
             ).model
     finally:
         logger.setLevel(level)
+
+
+def _promote(insertion: type_promotion.InsertTypePromotion) -> torch.fx.GraphModule:
+    """Adds casts of operands where an operator promotes their types, as PyTorch's pass does. It runs every node anew;
+    here those that it changes."""
+    values = [node.meta.get("val") for node in insertion.module.graph.find_nodes(op="placeholder")]
+    mode = insertion.fake_mode
+    assert mode is not None
+    with mode, torch._dispatch.python.enable_python_dispatcher(), torch.fx.traceback.preserve_node_meta():
+        _Promoting(insertion.module, insertion.interpreter.type_promotion_table).run(*values)
+    return insertion.module
+
+
+class _Promoting(type_promotion._TypePromotionInterpreter):
+    def run_node(self, n: torch.fx.Node) -> Any:
+        before = n.target, n.args, n.kwargs
+        rule = type_promotion.get_type_promotion_rule(n, self.type_promotion_table)
+        if rule is not None:
+            with self._set_current_node(n):
+                self._maybe_promote_node(n, rule)
+        known = n.op == "call_function" and "val" in n.meta and (n.target, n.args, n.kwargs) == before
+        return n.meta["val"] if known else torch.fx.Interpreter.run_node(self, n)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A traced graph is tidied as if every rule were tried at every node, and read as if every schema were read anew."""
+"""What the exporter and its tidying leave out changes no graph."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,9 +7,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from onnxscript.rewriter.pattern import RewriteRuleSet
+from torch import Tensor, nn
+from torch.onnx._internal.fx.passes import InsertTypePromotion
 
-from draftwood.compiler.onnx import tidying
+from draftwood.compiler.onnx import exporter, tidying
 from draftwood.compiler.onnx.exporter import export
 from draftwood.compiler.steps.step import StepSizes
 from draftwood.compiler.steps.tracing import trace
@@ -60,3 +63,22 @@ def test_a_schema_is_read_once(exported: Callable, monkeypatch: pytest.MonkeyPat
     found = Counter(node.op_type for node in exported().graph)
     exported()
     assert found["MatMul"] > 1 and max(read.values(), default=0) <= 1, read
+
+
+class Mixed(nn.Module):
+    """Operators that promote: of whole numbers and others, to others, and of truth values."""
+
+    def forward(self, whole: Tensor, part: Tensor) -> tuple[Tensor, ...]:
+        mixed = whole + part * 2
+        return mixed, torch.div(whole, whole), torch.where(whole > part, mixed, whole), torch.exp(whole) + (whole > 1)
+
+
+def test_casts_are_those_that_a_run_of_every_node_adds() -> None:
+    def promoted(insert: Callable) -> list[tuple[str, ...]]:
+        program = torch.export.export(Mixed(), (torch.arange(3), torch.ones(3)), strict=False).run_decompositions({})
+        module = insert(InsertTypePromotion(program.graph_module))
+        return [(n.name, str(n.target), str(n.args), str(n.meta.get("val"))) for n in module.graph.nodes]
+
+    got = promoted(exporter._promote)
+    assert got == promoted(lambda insertion: insertion.run())
+    assert sum("convert_element_type" in target for _, target, *_ in got) > 2
