@@ -78,7 +78,8 @@ def _traced_lines() -> Iterator[None]:
     itself torch.export keeps ``forward`` methods only, and reads every frame's line from its file."""
     with (
         patch.object(fx.proxy, "CapturedTraceback", _Frames),
-        patch.object(fx.proxy.TracerBase, "_filter_traceback_frames", lambda tracer, frames: frames),
+        # torch 2.8 has no such method, and filters nothing.
+        patch.object(fx.proxy.TracerBase, "_filter_traceback_frames", lambda tracer, frames: frames, create=True),
     ):
         yield
 

@@ -175,7 +175,9 @@ def _time(
     engines: Sequence[Engine], subjects: Sequence[Sequence[Subject]], rounds: int, texts: Sequence[int] = (1,)
 ) -> list[Times]:
     """The times of each engine's subjects, and of its host for each number of texts."""
-    visits = [(place, one) for place, of_engine in enumerate(subjects) for one in (*texts, *of_engine)]
+    visits: list[tuple[int, Subject | int]] = []
+    for place, of_engine in enumerate(subjects):
+        visits += [(place, one) for one in (*texts, *of_engine)]
     times, order = [Times() for _ in engines], random.Random(0)
     _visit_all(engines, visits, [Times() for _ in engines], order)  # warm-up
     began, done = time.perf_counter(), itertools.count(1)
