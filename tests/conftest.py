@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
 from draftwood.environment import hide_torch_npu  # noqa: E402
-from draftwood.runtime.engines.sessions import share_threads  # noqa: E402
+from draftwood.threads import share_threads  # noqa: E402
 
 hide_torch_npu()
 

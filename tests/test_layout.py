@@ -19,7 +19,8 @@ FACE = PACKAGE / "__init__.py"
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("trees", "kernels", "compiler", "runtime", "tools")
 # Modules of the root that compiler and runtime share.
-SHARED = {"contract", "errors", "environment", "files", "manifest", "noise", "planned", "version", "versions"}
+SHARED = {"contract", "errors", "environment", "files", "manifest", "noise", "planned", "threads"}
+SHARED |= {"version", "versions"}
 # The parts of the project that each folder may import; "" is the root package itself.
 MAY_IMPORT = {
     "": {"errors", "environment", "files", "manifest", "noise", "planned", "version"},

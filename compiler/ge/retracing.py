@@ -8,6 +8,7 @@ them one trace gives the same nodes under the same names in a third of the time.
 from __future__ import annotations
 
 import operator
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -17,7 +18,6 @@ import torch
 import torch.fx.traceback
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._export.utils import _rename_without_collisions
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.export._trace import _ignore_backend_decomps
@@ -25,6 +25,8 @@ from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from draftwood.errors import LoweringError
+
+_NUMBERED = re.compile(r"(.*)_(\d+)")
 
 Forms = Mapping[Any, Callable[..., Any]]
 
@@ -74,15 +76,17 @@ def _is_composite(target: Any) -> bool:
 
 
 def _rename(graph: fx.Graph, inputs: list[str]) -> None:
-    """Names the inputs, as torch.export does: another node of such a name gives way."""
-    names: dict[str, str] = {}
-    counts: dict[str, int] = defaultdict(int)
-    used: set[str] = set()
-    nodes = list(graph.nodes)
-    for node, name in zip(nodes, inputs, strict=False):
-        _rename_without_collisions(names, counts, used, node.name, name, is_placeholder=True)
-        node.target = name
-    for node in nodes[len(inputs) :]:
-        _rename_without_collisions(names, counts, used, node.name, node.name)
-    for node in nodes:
-        node.name = names[node.name]
+    """Names the inputs; another node of such a name gets the next number, as torch.export does it."""
+    used, numbers = set[str](), defaultdict[str, int](int)
+    for place, node in enumerate(list(graph.nodes)):
+        name = inputs[place] if place < len(inputs) else node.name
+        if name in used:
+            numbered = _NUMBERED.match(name)
+            base = numbered[1] if numbered else name
+            name = f"{base}_{numbers[base] + 1}"
+        if numbered := _NUMBERED.match(name):
+            numbers[numbered[1]] = max(numbers[numbered[1]], int(numbered[2]))
+        used.add(name)
+        node.name = name
+        if place < len(inputs):
+            node.target = name

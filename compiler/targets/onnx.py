@@ -48,6 +48,7 @@ class OnnxTarget(Target):
 
     def lower(self, lowering: Lowering) -> tuple[m.GraphSet, ...]:
         # An NPU's machine need not have ONNX.
+        from draftwood.compiler.onnx.layouts import lay_out
         from draftwood.compiler.onnx.lowering import lower_to_onnx
 
         lowering.progress("weights")
@@ -76,6 +77,9 @@ class OnnxTarget(Target):
             except Unlike:  # the trace of all blocks is right for any blocks
                 lower_to_onnx(step, trace(step), *rest)
             signatures += [signature, *several]
+        lowering.progress("layouts")
+        # Graphs of fixed sizes are read by other compilers as well, and are run here to compare with alone.
+        lay_out(file, [file.with_name(f"{step.name}.onnx") for step in signatures if not step.slots])
         graphs = m.GraphSet(
             target=self.name,
             rank=0,

@@ -5,7 +5,7 @@ Field numbers are those of onnx.proto (ModelProto, GraphProto, ValueInfoProto, T
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from draftwood.errors import BundleError
@@ -14,14 +14,18 @@ from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle.sessions import check_ends
 
 _GRAPH, _INITIALIZER, _INPUT, _OUTPUT = 7, 5, 11, 12
-_EXTERNAL_DATA, _TENSOR_NAME = 13, 8
+_EXTERNAL_DATA = 13
 _TYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 16: "bfloat16"}
 # Weights lie outside; the rest is structure and small constants.
 _MOST_BYTES = 1 << 28
+_PAGE = 4096
 
 
-def check_graph(folder: Path, signature: GraphSignature, weights: str | None) -> None:
+def check_graph(folder: Path, signature: GraphSignature, weights: str | None, bytes_to: Mapping[int, int]) -> None:
     """Inputs and outputs of a graph's file against its signature; its weights lie in ``weights`` and nowhere else.
+
+    ``bytes_to`` are the first bytes of the weights' tensors of bytes by their ends. onnxruntime reads a matrix's layout
+    by the graph's word for its length, so each has to be one of these from its first page's border on.
 
     Raises:
         BundleError: they differ, or the file is no ONNX model.
@@ -32,13 +36,20 @@ def check_graph(folder: Path, signature: GraphSignature, weights: str | None) ->
         graph = bytes_of(_one(model, _GRAPH) or 0)
         parts = [(number, value) for number, value in fields(graph) if number in (_INITIALIZER, _INPUT, _OUTPUT)]
         real = {of: dict(_end(bytes_of(v)) for number, v in parts if number == of) for of in (_INPUT, _OUTPUT)}
-        places = [_location(bytes_of(value)) for number, value in parts if number == _INITIALIZER]
+        outside = [_outside(bytes_of(value)) for number, value in parts if number == _INITIALIZER]
+        layouts = [span for entries in outside for span in _layouts(entries)]
     except (OSError, ValueError) as error:
         raise BundleError(f"{path}: no ONNX model ({error}); build the bundle again") from error
     check_ends(signature, path, real[_INPUT], real[_OUTPUT])
-    for place in places:
-        if place is not None and (PurePosixPath(signature.file).parent / place).as_posix() != weights:
+    for place in (entries["location"] for entries in outside if "location" in entries):
+        if (PurePosixPath(signature.file).parent / place).as_posix() != weights:
             raise BundleError(f"{path}: reads weights from {place!r}; expected {weights}; build the bundle again")
+    for begin, end in layouts:
+        if begin % _PAGE or not 0 <= begin - bytes_to.get(end, end) < _PAGE:
+            raise BundleError(
+                f"{path}: reads a layout from bytes {begin} to {end}; expected a tensor of {weights}; build the bundle"
+                " again"
+            )
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -98,12 +109,19 @@ def _size(dimension: memoryview) -> int | str:
     return value if isinstance(value, int) else _text(_one(dimension, 2))
 
 
-def _location(tensor: memoryview) -> str | None:
-    """The file that a stored tensor lies in; None if it is part of the graph."""
-    for number, value in fields(tensor):
-        if number == _EXTERNAL_DATA and _text(_one(bytes_of(value), 1)) == "location":
-            return _text(_one(bytes_of(value), 2))
-    return None
+def _outside(tensor: memoryview) -> dict[str, str]:
+    """Where a stored tensor lies, and its layouts; nothing if it is part of the graph."""
+    entries = (bytes_of(value) for number, value in fields(tensor) if number == _EXTERNAL_DATA)
+    return {_text(_one(entry, 1)): _text(_one(entry, 2)) for entry in entries}
+
+
+def _layouts(entries: Mapping[str, str]) -> Iterator[tuple[int, int]]:
+    """First byte and end of every part of a tensor's layouts, each ``HASH|OFFSET;LENGTH;CHECKSUM|...``."""
+    for key, value in entries.items():
+        if key.startswith("prepacked"):
+            for part in value.split("|")[1:]:
+                begin, length, _ = map(int, part.split(";"))
+                yield begin, begin + length
 
 
 def _text(value: int | memoryview | None) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError, RequestError, TreeError
@@ -71,10 +73,6 @@ class Bundle:
             verify = "fast" if present.proved("files") else "full"
         if verify == "full":
             files.check_digests(folder, manifest.files)
-            for lowered in manifest.graph_sets:
-                if lowered.target == "onnx":
-                    for graph in lowered.graphs:
-                        graphs.check_graph(folder, graph, lowered.weights)
         _check_weights(folder, manifest, verify)
         trees = _trees(folder, manifest)
         if verify == "full":
@@ -163,14 +161,25 @@ def _files(folder: Path, manifest: Manifest) -> Files:
         raise BundleError(f"{folder}: changed while it was opened ({error}); open it again") from error
 
 
+def _check_graphs(folder: Path, manifest: Manifest, headers: Mapping[Path, Mapping[str, weights.Tensor]]) -> None:
+    """The ends of onnxruntime's graphs, and where they read weights."""
+    for lowered in manifest.graph_sets:
+        if lowered.target == "onnx":
+            tensors = headers[folder / lowered.weights].values()
+            bytes_to = {end: begin for kind, _, (begin, end) in map(astuple, tensors) if kind == "U8"}
+            for graph in lowered.graphs:
+                graphs.check_graph(folder, graph, lowered.weights, bytes_to)
+
+
 def _check_weights(folder: Path, manifest: Manifest, verify: Verify) -> None:
-    """Headers and sizes of all weights; in full, every number of them."""
+    """Headers and sizes of all weights; in full, every number of them, and what graphs read."""
     headers = _headers(folder, manifest)
     for path, tensors in headers.items():
         _check_positions(path, tensors, max(gear.slots for gear in manifest.gears))
     if verify == "full":
         for path, tensors in headers.items():
             weights.check_values(path, tensors, manifest.dims.vocabulary)
+        _check_graphs(folder, manifest, headers)
 
 
 def _headers(folder: Path, manifest: Manifest) -> dict[Path, dict[str, weights.Tensor]]:

@@ -8,9 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from draftwood.errors import RequestError
-
-# More than any machine has; onnxruntime starts what it is asked for.
-MOST_THREADS = 1024
+from draftwood.threads import MOST_THREADS
 
 
 class Opening(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -26,9 +26,10 @@ from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
 from draftwood.runtime.engines.opening import USUAL, Opening
-from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, SessionBindings, pool_options
+from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, SessionBindings
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.kv_cache import Buffer
+from draftwood.threads import pool_options
 
 # The provider is registered under this name alone (QNN-ExecutionProvider.md, "Using QNN EP as a Plugin EP").
 PROVIDER = "QNNExecutionProvider"

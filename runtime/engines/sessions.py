@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,14 +11,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from draftwood.contract import lives
-from draftwood.errors import BundleError, RequestError
+from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
 from draftwood.runtime.engines.memory import machine_memory
-from draftwood.runtime.engines.opening import MOST_THREADS
 from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
+from draftwood.threads import pool_options
 
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
 # Processors whose uint8 by int8 products onnxruntime sums without saturating; on other x86 it needs an option to be
@@ -27,46 +26,6 @@ NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.f
 _EXACT = {"avx_vnni", "avx512_vnni", "amx_int8"}
 # Kinds of graphs that multiply several rows at every step.
 _OF_ROWS = {"step", "batch", "bitwise", "verify", "draft", "draft-texts"}
-_shared = False
-
-
-def default_threads() -> int:
-    """The processors this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def counted_threads(threads: int | None) -> int:
-    """The number of threads, None meaning all processors; RequestError if there cannot be so many."""
-    if threads is None:
-        return default_threads()
-    if not 1 <= threads <= MOST_THREADS:
-        raise RequestError(f"threads {threads}: expected 1 to {MOST_THREADS}")
-    return threads
-
-
-def share_threads(threads: int | None = None) -> None:
-    """One thread pool for all sessions of this process, which is fastest if several sessions take turns.
-
-    For programs that own their process, such as the command line: from then on onnxruntime refuses every session, also
-    one made elsewhere, without ``use_per_session_threads = False``. Only the first call counts; ``threads`` None means
-    all processors.
-    """
-    global _shared
-    if not _shared:
-        ort.set_global_thread_pool_sizes(counted_threads(threads), 1)
-        _shared = True
-
-
-def pool_options(threads: int | None, spins: bool) -> ort.SessionOptions:
-    """Options of a session on the shared pool, or with one of its own, which ``spins`` while it waits."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    if _shared:
-        options.use_per_session_threads = False
-    else:
-        options.intra_op_num_threads = counted_threads(threads)
-        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
-    return options
 
 
 def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.InferenceSession:

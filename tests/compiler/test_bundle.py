@@ -15,7 +15,7 @@ from draftwood.compiler.bundle import build as writer
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
-from draftwood.compiler.onnx import lowering
+from draftwood.compiler.onnx import layouts, lowering
 from draftwood.compiler.targets import onnx as module
 from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -108,7 +108,7 @@ def test_weights_are_those_of_the_checkpoint(built: Any) -> None:
     )
     for name in checkpoint.names():
         assert stored.pop(name).equal(checkpoint.weight(name).float())
-    assert {name.partition(".")[0] for name in stored} == {"heads", "rope_cos", "rope_sin"}
+    assert {name.partition(".")[0] for name in stored} == {"heads", "layouts", "rope_cos", "rope_sin"}
     assert stored["rope_cos"].shape == (128, 16)
 
 
@@ -160,11 +160,16 @@ def test_a_failed_build_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def nothing_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "trace", lambda step: None)
+    monkeypatch.setattr(lowering, "lower_to_onnx", lambda *_: None)
+    monkeypatch.setattr(layouts, "lay_out", lambda *_: None)
+
+
 def test_a_folder_that_appears_meanwhile_is_not_overwritten(
     built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "trace", lambda step: None)
-    monkeypatch.setattr(lowering, "lower_to_onnx", lambda *_: None)
+    nothing_is_lowered(monkeypatch)
 
     def appear(*_: object) -> bool:
         (tmp_path / "out").mkdir()
@@ -235,11 +240,10 @@ def test_a_missing_tensor_is_refused(damaged: BuildRequest, tmp_path_factory: py
 
 
 def test_progress_names_every_graph(built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "trace", lambda step: None)
-    monkeypatch.setattr(lowering, "lower_to_onnx", lambda *_: None)
+    nothing_is_lowered(monkeypatch)
     seen: list[str] = []
     build(built.request, tmp_path / "out", seen.append)
-    assert seen == ["weights", *GRAPHS]
+    assert seen == ["weights", *GRAPHS, "layouts"]
 
 
 def test_manifest_is_readable_json(built: Any) -> None:

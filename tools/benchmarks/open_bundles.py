@@ -18,10 +18,10 @@ from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.choice import default_engine, open_engine
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.opening import Opening
-from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.tuned import bundle_digest, keep_times, tuned_times
+from draftwood.threads import share_threads
 from draftwood.tools.benchmarks.peers import Generate, open_peer
 from draftwood.tools.benchmarks.suite import SectionSettings, Suite
 from draftwood.tools.measure.conversations import Conversation, by_conversation, long_texts, tokenizer_of

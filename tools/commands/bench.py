@@ -35,8 +35,8 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Options
     from draftwood.runtime.engines.choice import open_engine
-    from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.policy import Policies
+    from draftwood.threads import share_threads
     from draftwood.tools.measure.batches import bench_batches
     from draftwood.tools.measure.bench import bench
     from draftwood.tools.measure.waits import bench_waits

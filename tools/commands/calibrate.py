@@ -67,7 +67,7 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Options
     from draftwood.runtime.engines.choice import open_engine
-    from draftwood.runtime.engines.sessions import share_threads
+    from draftwood.threads import share_threads
     from draftwood.tools.measure.calibrate import count_traffic
     from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration

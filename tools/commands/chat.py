@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     import draftwood
-    from draftwood.runtime.engines.sessions import share_threads
+    from draftwood.threads import share_threads
     from draftwood.tools import demo
 
     share_threads()

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.engines.sessions import share_threads
+    from draftwood.threads import share_threads
     from draftwood.tools.comparison.check import check, sample_prompts
 
     share_threads()

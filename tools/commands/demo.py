@@ -39,8 +39,8 @@ def main(args: argparse.Namespace) -> int:
     import draftwood
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines.cpu import CpuEngine
-    from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.tuned import keep_times
+    from draftwood.threads import share_threads
     from draftwood.tools.demo import language_model
     from draftwood.tools.measure.gears import tried_gears
     from draftwood.tools.measure.tune import tune

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
 from draftwood.manifest import read_manifest
-from draftwood.runtime.engines.sessions import default_threads
+from draftwood.threads import default_threads
 from draftwood.tools.commands import serve
 from draftwood.tools.commands.arguments import opening_of
 

@@ -231,7 +231,7 @@ def _measured(folder: Path, args: argparse.Namespace) -> LatencyTable:
 
 def _times(opened: Sequence[Bundle], args: argparse.Namespace, rounds: int | None = None) -> list[LatencyTable]:
     from draftwood.runtime.engines.cpu import CpuEngine
-    from draftwood.runtime.engines.sessions import default_threads, share_threads
+    from draftwood.threads import default_threads, share_threads
 
     rows = parse_rows(args.rows) if args.rows else ()
     texts = parse_texts(args.batch_size) if args.batch_size else (1,)

@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     import draftwood
-    from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.trace import Trace, form_of, prompt_digest, save
     from draftwood.runtime.tuned import bundle_digest
+    from draftwood.threads import share_threads
 
     prompt, options = given_prompt(args), decoding_options(args)
     if args.trace:

@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines.choice import default_engine, open_engine
-    from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.tuned import keep_times
+    from draftwood.threads import share_threads
     from draftwood.tools.measure.tune import tune
 
     bundle = Bundle.open(args.bundle)

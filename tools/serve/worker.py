@@ -26,12 +26,12 @@ from draftwood.errors import BusyError, NumericError, RequestError, UserError
 from draftwood.manifest import Gear
 from draftwood.runtime.decoding import Decoding, Finish
 from draftwood.runtime.engines.engine import Engine
-from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.opened import OpenedBundle, prompt_ids
 from draftwood.runtime.speculation.apart import ApartGrammar, ApartGrammars
 from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.text.grammar import Grammar
 from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.threads import share_threads
 from draftwood.tools.serve import messages
 from draftwood.tools.serve.calls import form_of
 from draftwood.tools.serve.messages import (

@@ -12,9 +12,10 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.openvino.blobs import Blobs
 from draftwood.runtime.engines.registry import engine_kind
-from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, counted_threads
+from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
+from draftwood.threads import counted_threads
 
 # What a device computes in. The NPU has fp16 alone; the others could, and would by themselves, take less than fp32.
 # A group size of 0: rows of quantised layers are rounded to int8 by the graph, one scale a row, and not once more.
