@@ -177,7 +177,8 @@ def _time(
     """The times of each engine's subjects, and of its host for each number of texts."""
     visits: list[tuple[int, Subject | int]] = []
     for place, of_engine in enumerate(subjects):
-        visits += [(place, one) for one in (*texts, *of_engine)]
+        visits += [(place, count) for count in texts]
+        visits += [(place, subject) for subject in of_engine]
     times, order = [Times() for _ in engines], random.Random(0)
     _visit_all(engines, visits, [Times() for _ in engines], order)  # warm-up
     began, done = time.perf_counter(), itertools.count(1)
