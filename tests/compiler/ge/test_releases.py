@@ -16,6 +16,24 @@ def test_topk_has_no_attribute_that_no_cann_knows(npu_bundle: Path) -> None:
         assert {name for name in node.attributes if not name.startswith("_")} <= {"sorted", "dim", "largest"}
 
 
+def test_what_a_release_leaves_to_its_default_is_the_same(npu_bundle: Path, tmp_path: Path) -> None:
+    """2.8 writes no pse_type and out_dtype, and knows two operands less."""
+    path = next((npu_bundle / "npu").glob("decode-*.air"))
+
+    def other(pse_type: int | None, operands: int) -> str:
+        model = ge_ir().ModelDef.FromString(path.read_bytes())
+        for op in model.graph[0].op:
+            if op.type == "FusedInferAttentionScore":
+                del op.attr["pse_type"], op.attr["out_dtype"], op.input[operands:], op.input_desc[operands:]
+                if pse_type is not None:
+                    op.attr["pse_type"].i = pse_type
+        (tmp_path / "other.air").write_bytes(model.SerializeToString())
+        return compared(path, tmp_path / "other.air")
+
+    assert other(None, -2) == other(0, -2) == "other bytes, the same nodes"
+    assert other(1, -2).startswith("parts at FusedInferAttentionScore") and other(None, 3).startswith("parts at")
+
+
 def test_two_releases_are_compared_by_bytes_and_by_nodes(npu_bundle: Path, tmp_path: Path) -> None:
     draft = npu_bundle / "npu" / "draft.air"
     model = ge_ir().ModelDef.FromString(draft.read_bytes())
