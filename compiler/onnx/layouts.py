@@ -72,7 +72,9 @@ def _products(model: onnx.ModelProto) -> dict[Span, onnx.ModelProto]:
         reads = dict.fromkeys(name for name in node.input if name)
         rows = [name for name in reads if name not in constants]
         inputs = [onnx.helper.make_tensor_value_info(name, types[name], None) for name in rows]
-        output = onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, None)
+        output = onnx.helper.make_tensor_value_info(
+            node.output[0], types.get(node.output[0], onnx.TensorProto.FLOAT), None
+        )
         inside = [constants[name] for name in reads if name in constants]
         graph = onnx.helper.make_graph([node], "product", inputs, [output], inside)
         products[_span(matrix)] = onnx.helper.make_model(

@@ -55,18 +55,23 @@ def shapes_only(dtype: torch.dtype) -> Iterator[FakeTensorMode]:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """In the body, graphs are made into Python code when they are first called, not whenever a pass has changed them:
-    of twenty changes a trace calls one."""
+    """In the body, graphs are made into Python code when somebody looks at it, not whenever a pass has changed them: of
+    twenty changes a trace reads one."""
     make = fx.GraphModule.recompile
+
+    class Later:
+        """In place of a graph's code until it is looked at; torch reads its signature, too."""
+
+        def __get__(self, module: fx.GraphModule | None, kind: type) -> Any:
+            if module is None:
+                return self
+            make(module)
+            return module.forward
 
     def later(module: fx.GraphModule) -> None:
         if isinstance(module.graph._codegen, fx.graph._PyTreeCodeGen):
             module._in_spec, module._out_spec = module.graph._codegen.pytree_info[1:3]
-        type(module).forward = first
-
-    def first(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        make(module)
-        return module(*args, **kwargs)
+        type(module).forward = Later()
 
     with patch.object(fx.GraphModule, "recompile", later):
         yield
