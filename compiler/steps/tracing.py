@@ -71,7 +71,7 @@ def uncompiled() -> Iterator[None]:
     def later(module: fx.GraphModule) -> None:
         if isinstance(module.graph._codegen, fx.graph._PyTreeCodeGen):
             module._in_spec, module._out_spec = module.graph._codegen.pytree_info[1:3]
-        type(module).forward = Later()
+        type(module).forward = Later()  # type: ignore[assignment]
 
     with patch.object(fx.GraphModule, "recompile", later):
         yield
