@@ -273,10 +273,10 @@ def test_a_stopped_choice_goes_on_and_is_shown(
     line = ["make", str(four_bits), "--prompts", str(prompts), "--kv", "256", "--out", str(tmp_path / "b")]
     assert main(line) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split()[:9] == ["precision", "ms", "1x1", "ms", "1x4", "ms", "8x1", "ms", "8x4"]
+    assert shown[0].split()[:9] == ["precision", "ms", "1x1", "ms", "1x8", "ms", "8x1", "ms", "8x8"]
     assert shown[1].split()[:6] == ["nbits", *["10.00"] * 4, "+2.00"] and "97.00 %" in shown[1]
     assert shown[3].startswith("exact") and shown[3].endswith("nothing")
-    assert shown[4] == "ms 8x4: a step of 8 sequences with 4 rows each"
+    assert shown[4] == "ms 8x8: a step of 8 sequences with 8 rows each"
     assert shown[5].startswith("chosen     nbits: of those with a perplexity within 3 % and within 5 % of the fastest")
     assert shown[-1].endswith(f"--precision nbits --out {tmp_path / 'b'}")
     (tmp_path / "b").rename(tmp_path / "b.make/nbits/bundle")
