@@ -23,6 +23,8 @@ MANIFEST_FILE = "manifest.json"
 # A text in which tokens are looked up besides each text's own, if one was given; 0.5 KB a token when opened.
 CORPUS_FILE = "lookup/corpus.txt"
 MOST_CORPUS_BYTES = 1 << 20
+# How the names begin of tensors that are matrices once more, as the builder's kernels read them.
+LAYOUTS = "layouts."
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20
 

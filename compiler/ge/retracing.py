@@ -40,7 +40,7 @@ def retraced(program: ExportedProgram, forms: Forms) -> fx.GraphModule:
     module = program.graph_module
     inputs = module.graph.find_nodes(op="placeholder")
     _check(module.graph)
-    given = [node.meta["val"] for node in inputs]
+    examples = [node.meta["val"] for node in inputs]
     composite = {target: form for target, form in forms.items() if _is_composite(target)}
 
     def run(*values: Any) -> Any:
@@ -49,17 +49,16 @@ def retraced(program: ExportedProgram, forms: Forms) -> fx.GraphModule:
 
     with (
         _ignore_backend_decomps(),
-        detect_fake_mode(given) or nullcontext(),
+        detect_fake_mode(examples) or nullcontext(),
         _override_composite_implicit_decomp(composite),
         torch.no_grad(),
         enable_python_dispatcher(),
     ):
-        made = make_fx(run, decomposition_table={target: forms[target] for target in forms.keys() - composite.keys()})(
-            *given
-        )
-    made.graph.eliminate_dead_code()
-    _rename(made.graph, [node.name for node in inputs])
-    return made
+        table = {target: forms[target] for target in forms.keys() - composite.keys()}
+        traced = make_fx(run, decomposition_table=table)(*examples)
+    traced.graph.eliminate_dead_code()
+    _rename(traced.graph, [node.name for node in inputs])
+    return traced
 
 
 def _check(graph: fx.Graph) -> None:

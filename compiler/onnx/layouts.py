@@ -21,11 +21,10 @@ import onnx
 import onnxruntime as ort
 
 from draftwood.compiler.onnx.weights import Appending
+from draftwood.manifest import LAYOUTS
 from draftwood.threads import pool_options
 
 _PRODUCTS = ("MatMulNBits", "MatMulIntegerToFloat", "MatMulInteger", "MatMul", "Gemm")
-# onnxruntime makes a Gemm of a MatMul and the addition after it, whose layout is the same by another name.
-_FUSED = {"MatMul": "Gemm"}
 _MODEL, _DATA = "product.onnx", "product.bin"
 _OPTIONS = {
     "session.optimized_model_external_initializers_file_name": _DATA,
@@ -45,7 +44,7 @@ def lay_out(weights: Path, graphs: Sequence[Path]) -> None:
         for model in models.values():
             for span, product in _products(model).items():
                 if span not in layouts:
-                    layouts[span] = _laid_out(product, weights.parent, file, f"layouts.{len(layouts)}")
+                    layouts[span] = _laid_out(product, weights.parent, file, f"{LAYOUTS}{len(layouts)}")
     for path, model in models.items():
         for tensor in model.graph.initializer:
             for key, value in layouts.get(_span(tensor), {}).items():
@@ -94,15 +93,11 @@ def _laid_out(product: onnx.ModelProto, folder: Path, file: Appending, name: str
         ort.InferenceSession(product.SerializeToString(), options, providers=["CPUExecutionProvider"])
         saved = onnx.load(str(Path(apart, _MODEL)), load_external_data=False)
         with Path(apart, _DATA).open("rb") as data:
-            found = [entry.value for t in saved.graph.initializer for entry in t.external_data if "|" in entry.value]
-            moved = [_moved(value, data, file, f"{name}.{number}") for number, value in enumerate(found)]
-    moved += [
-        value.replace(operator, fused, 1)
-        for value in moved
-        for operator, fused in _FUSED.items()
-        if value.startswith(f"{operator}+")
-    ]
-    return {f"prepacked_{number}": value for number, value in enumerate(moved)}
+            saved_values = [e.value for t in saved.graph.initializer for e in t.external_data if "|" in e.value]
+            values = [_moved(value, data, file, f"{name}.{number}") for number, value in enumerate(saved_values)]
+    # onnxruntime makes a Gemm of a MatMul and the addition after it, whose layout is the same by another name.
+    values += [value.replace("MatMul+", "Gemm+", 1) for value in values if value.startswith("MatMul+")]
+    return {f"prepacked_{number}": value for number, value in enumerate(values)}
 
 
 def _moved(value: str, data: BinaryIO, file: Appending, name: str) -> str:

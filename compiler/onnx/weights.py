@@ -20,7 +20,7 @@ from draftwood.compiler.checkpoints.weight import WeightEntry
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _NAMES |= {torch.int64: "I64", torch.int8: "I8", torch.uint8: "U8"}
 _PAGE = 4096  # the tensors begin on a page, so that a memory map of them does too
-_ROOM = 160  # bytes of the header for the name and place of what is added for a matrix
+_ROOM = 256  # bytes of the header for the names and places of the two tensors that may be added for a matrix
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,11 +98,11 @@ class _Frames:
 
     @staticmethod
     def summary() -> StackSummary:
-        frame, found, outermost = sys._getframe(1), list[FrameSummary](), 0
+        frame, frames, outermost = sys._getframe(1), list[FrameSummary](), 0
         while frame is not None and frame.f_code is not trace.__code__:
             code = frame.f_code
             if not code.co_filename.startswith(_TORCH):
-                found.append(FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False))
-                outermost = len(found) if code.co_name == "forward" else outermost
+                frames.append(FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False))
+                outermost = len(frames) if code.co_name == "forward" else outermost
             frame = frame.f_back  # type: ignore[assignment]
-        return StackSummary.from_list(found[:outermost][::-1])
+        return StackSummary.from_list(frames[:outermost][::-1])

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from draftwood.contract import lives
 from draftwood.errors import BundleError
-from draftwood.manifest import GraphSignature, TensorSignature
+from draftwood.manifest import LAYOUTS, GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
+from draftwood.runtime.bundle.weights import read_header
 from draftwood.runtime.engines.memory import machine_memory
 from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
@@ -73,9 +74,12 @@ def sessions_in_memory(bundle: Bundle) -> int | None:
 
 
 def _weights_bytes(bundle: Bundle) -> int:
+    """Without layouts: a graph that finds none of them makes as much itself."""
     graphs = bundle.manifest.graph_set("onnx")
     assert graphs is not None, "a graph of it is being opened"
-    return bundle.manifest.files[graphs.weights].bytes
+    tensors = read_header(bundle.folder / graphs.weights)
+    spans = [tensor.data_offsets for name, tensor in tensors.items() if not name.startswith(LAYOUTS)]
+    return sum(end - begin for begin, end in spans)
 
 
 def products_saturate(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

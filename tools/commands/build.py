@@ -176,9 +176,10 @@ def main(args: argparse.Namespace) -> int:
 def _room(request: BuildRequest, out: Path) -> str:
     """The room that the weights take here; RequestError if the disk has no room for them. They may run elsewhere."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.tools.making.needs import check_room
+    from draftwood.tools.making.needs import COPIES, check_room
 
-    return check_room(Checkpoint.open(request.model), request.precision, out, runs=False)
+    copies = COPIES if "onnx" in request.targets else 1
+    return check_room(Checkpoint.open(request.model), request.precision, out, copies, runs=False)
 
 
 @dataclass

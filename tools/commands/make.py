@@ -144,7 +144,7 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
     a later stage needs, CheckpointError for a wrong MODEL."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve
-    from draftwood.tools.making.needs import check_prompts, check_room, fitting
+    from draftwood.tools.making.needs import COPIES, check_prompts, check_room, fitting
     from draftwood.tools.prompts import read_prompts
 
     if args.precision == BEST and (args.device or args.int8_drafter):
@@ -164,7 +164,7 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
     check_prompts(model, teacher, prompts)
     if (longest := max(parse_sizes("--kv", args.kv))) > teacher.config.max_positions:
         raise RequestError(f"--kv {longest}: the teacher knows {teacher.config.max_positions} positions; choose fewer")
-    copies = 2 if args.drafter else 1
+    copies = COPIES * (2 if args.drafter else 1)
     if args.precision == BEST:
         # The largest bundle that may be written: the precision that rounds least, among those that fit into memory.
         largest: Precision = next(reversed(fitting(teacher)), "exact")

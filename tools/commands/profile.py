@@ -17,6 +17,7 @@ from draftwood.compiler.drafters.registry import kind_named, kinds, names, open_
 from draftwood.errors import RequestError
 from draftwood.manifest import MANIFEST_FILE, MOST_TEXTS
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
+from draftwood.tools.making.precision import table_file
 from draftwood.tools.measure.profile import measure
 from draftwood.tools.show.latency import table_text
 from draftwood.trees.calibration_file import write_out
@@ -79,8 +80,7 @@ def main(args: argparse.Namespace) -> int:
     else:
         tables = [_measured(source, args)] if is_bundle else _measured_teacher(source, args, precisions)
     for precision, table in zip(precisions, tables, strict=True):
-        out = args.out.with_stem(f"{args.out.stem}-{precision}") if len(precisions) > 1 else args.out
-        write_out(out, table.to_json().encode())
+        write_out(table_file(args.out, precision, precisions), table.to_json().encode())
         print(f"{precision}, {table_text(table)}" if len(precisions) > 1 else table_text(table))
     return 0
 

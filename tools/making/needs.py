@@ -19,14 +19,14 @@ from draftwood.tools.tokenizers import tokenizer_of
 
 # Of the memory so much is a bundle's: the rest is for caches, the product and the system.
 _SHARE = 0.9
-# A CPU's bundle holds matrices a second time, as the kernels read them.
-_ON_DISK = 2
+# A CPU's bundle holds its matrices twice: as they are, and as the kernels read them.
+COPIES = 2
 # Texts and graphs besides the weights.
 _BESIDE_BYTES = 64 << 20
 
 
 def weight_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
-    """Bytes of the weights of a CPU's bundle in memory; on disk they take up to `_ON_DISK` times as many."""
+    """Bytes of the weights of a CPU's bundle in memory; on disk up to `COPIES` times as many."""
     teacher = in_precision(checkpoint, precision)
     packed = {packing.name: packing for packing in teacher.config.packed}
     total = 0.0
@@ -47,7 +47,7 @@ def weight_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
     return int(total)
 
 
-def check_room(checkpoint: Checkpoint, precision: Precision, out: Path, copies: int = 1, runs: bool = True) -> str:
+def check_room(checkpoint: Checkpoint, precision: Precision, out: Path, copies: int = COPIES, runs: bool = True) -> str:
     """The room that the weights take here, for people.
 
     Raises:
@@ -60,10 +60,9 @@ def check_room(checkpoint: Checkpoint, precision: Precision, out: Path, copies: 
     need += f", {_gb(there)} of memory are here" if there else ""
     if runs and there and needed > _SHARE * there:
         raise RequestError(f"{need}; cannot run here; {_way_out(checkpoint, needed, _SHARE * there)}")
-    if _ON_DISK * copies * needed + _BESIDE_BYTES > free:
-        more = f", in {_ON_DISK * copies} copies"
-        limit = free / (_ON_DISK * copies)
-        raise RequestError(f"{need}{more}; cannot be written to {out}; {_way_out(checkpoint, needed, limit)}")
+    if copies * needed + _BESIDE_BYTES > free:
+        more = f", in {copies} copies" if copies > 1 else ""
+        raise RequestError(f"{need}{more}; cannot be written to {out}; {_way_out(checkpoint, needed, free / copies)}")
     return need
 
 

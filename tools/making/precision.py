@@ -13,7 +13,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,8 +87,8 @@ def best(args: argparse.Namespace, work: Path, given: MadeFrom) -> tuple[Path, d
     from draftwood.tools.making.needs import fitting
 
     teacher = Checkpoint.open(resolve(args.model))
-    names = fitting(teacher)
-    measured = _measured(args, work, given, names) if len(names) > 1 else {name: Measured((), None) for name in names}
+    sizes = fitting(teacher)
+    measured = _measured(args, work, given, sizes) if len(sizes) > 1 else {name: Measured((), None) for name in sizes}
     tried: dict[TeacherForm, dict[str, Any]] = {}
     for name in ranking(measured):
         tried[TeacherForm(name)] = _tried(args, work, given, TeacherForm(name))
@@ -96,7 +96,7 @@ def best(args: argparse.Namespace, work: Path, given: MadeFrom) -> tuple[Path, d
             break
     form = next((form for form, figures in tried.items() if figures["ok"]), None)
     if form is None:
-        raise StageError(f"--precision best: none of {', '.join(names)} could be made and passes; see what they said")
+        raise StageError(f"--precision best: none of {', '.join(sizes)} could be made and passes; see what they said")
     if args.drafter:
         eight = TeacherForm(form.precision, int8_drafter=True)
         tried[eight] = _tried(args, work, given, eight)
@@ -144,16 +144,17 @@ def _measured(
     from draftwood.tools.making.needs import fit_together
 
     rounding = _rounding(args, work, given)
-    # In turns, so that a machine's other work slows all alike; one after the other if they do not fit together.
-    groups = [tuple(sizes)] if fit_together(sizes) else [(name,) for name in sizes]
-    times = {name: ms for group in groups for name, ms in _timed(args, work, given, group).items()}
+    # In turns, so that a machine's other work slows all alike; each alone if they do not fit together, or one fails.
+    times = _timed(args, work, given, tuple(sizes)) if fit_together(sizes) else {}
+    for name in sizes:
+        times = times if name in times else times | _timed(args, work, given, (name,))
     return {name: Measured(times.get(name, ()), rounding.get(name)) for name in sizes}
 
 
 def _timed(
-    args: argparse.Namespace, work: Path, given: MadeFrom, names: tuple[Precision, ...]
+    args: argparse.Namespace, work: Path, given: MadeFrom, names: Sequence[Precision]
 ) -> dict[Precision, tuple[float, ...]]:
-    """Milliseconds of ``STEPS`` by precision, of those that this machine can time."""
+    """Milliseconds of ``STEPS`` by precision; nothing if this machine cannot time them."""
     from draftwood.trees.latency import LatencyTable
 
     slots = args.kv.split(",")[0]
@@ -161,28 +162,25 @@ def _timed(
     folder = work / f"timed-{'-'.join(names)}"
     folder.mkdir(exist_ok=True)
     out = folder / "latency.json"
-    outs = {name: folder / f"latency-{name}.json" if len(names) > 1 else out for name in names}
+    files = {name: table_file(out, name, names) for name in names}
     shape = ("--kv", slots, "--rows", ",".join(sorted(rows)), "--batch-size", ",".join(sorted(texts)))
     words = ("profile", args.model, "--precision", ",".join(names), *shape, "--out", str(out))
     try:
         why = f"times steps here{', in turns' if len(names) > 1 else ''}"
-        run([Stage(f"times of {', '.join(names)}", words, outs[names[-1]], why)], folder, given)
+        run([Stage(f"times of {', '.join(names)}", words, files[names[-1]], why)], folder, given)
     except StageError as error:
         print(f"not timed: {error}", file=sys.stderr, flush=True)
-        return _each_alone(args, work, given, names)
-    tables = {name: LatencyTable.from_json(path.read_text(), str(path)) for name, path in outs.items()}
+        return {}
+    tables = {name: LatencyTable.from_json(path.read_text(), str(path)) for name, path in files.items()}
     return {
         name: tuple(1e3 * table.step_s(count, int(slots), many) for many, count in STEPS)
         for name, table in tables.items()
     }
 
 
-def _each_alone(
-    args: argparse.Namespace, work: Path, given: MadeFrom, names: tuple[Precision, ...]
-) -> dict[Precision, tuple[float, ...]]:
-    """What could not be timed together; nothing of one that was alone."""
-    alone = [(name,) for name in names if len(names) > 1]
-    return {name: ms for group in alone for name, ms in _timed(args, work, given, group).items()}
+def table_file(out: Path, precision: Precision, precisions: Sequence[Precision]) -> Path:
+    """Where ``profile --out`` writes a precision's table: next to ``out`` if there are several."""
+    return out.with_stem(f"{out.stem}-{precision}") if len(precisions) > 1 else out
 
 
 def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str, dict[str, Any]]:
@@ -198,7 +196,7 @@ def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str
 
 def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: TeacherForm) -> dict[str, Any]:
     """The measurements of a form, made by its own command; a form that does not run here is left out."""
-    folder, said = work / form.name, ""
+    folder, failure = work / form.name, ""
     folder.mkdir(exist_ok=True)
     out, report = folder / "bundle", folder / "bundle.make/report.json"
     if not out.exists():  # it was moved, and is made again
@@ -208,17 +206,17 @@ def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: TeacherF
         # Its report comes last; what it had made before it was stopped, it knows itself.
         run([Stage(form.name, _words(args, form, out), report, why, judges=True, whole=True)], folder, given)
     except StageError as error:
-        said = str(error)
-        print(f"left out: {said}", file=sys.stderr, flush=True)
-    found = {} if said else json.loads(report.read_text())
-    bench = found.get("bench", {})
+        failure = str(error)
+        print(f"left out: {failure}", file=sys.stderr, flush=True)
+    made = {} if failure else json.loads(report.read_text())
+    bench = made.get("bench", {})
     return {
-        "ok": found.get("ok", False),
-        "failed": said or None,
+        "ok": made.get("ok", False),
+        "failed": failure or None,
         "tokens_per_s": bench.get("speculative_tokens_per_s"),
         "plain_tokens_per_s": bench.get("plain_tokens_per_s"),
         "tokens_a_step": bench["accept_length"]["mean"] if bench else None,
-        "gears": found.get("gears", []),
+        "gears": made.get("gears", []),
     }
 
 

@@ -68,9 +68,9 @@ def measure(
     if rounds < 1:
         raise RequestError(f"--rounds {rounds}: expected at least 1")
     bushy = set(rows)
-    subjects = [[one for length in slots for one in _subjects(engine, bushy, length, texts)] for engine in engines]
+    subjects = [[s for length in slots for s in _subjects(engine, bushy, length, texts)] for engine in engines]
     times = _time(engines, subjects, rounds, texts)
-    return [_table(engine.bundle, taken, threads) for engine, taken in zip(engines, times, strict=True)]
+    return [_table(engine.bundle, of_engine, threads) for engine, of_engine in zip(engines, times, strict=True)]
 
 
 def _table(bundle: Bundle, times: Times, threads: int) -> LatencyTable:
@@ -164,7 +164,7 @@ def bushy(rows: int) -> Topology:
 def committed_path(topology: Topology) -> tuple[int, ...]:
     """Rows from the root to the last row at half the tree's depth: as many as a step may accept, out of order."""
     depth = (topology.depth + 1) // 2
-    row = max(row for row, found in enumerate(topology.depths) if found == depth)
+    row = max(row for row, at in enumerate(topology.depths) if at == depth)
     path = [row]
     while path[-1]:
         path.append(topology.parents[path[-1]])
