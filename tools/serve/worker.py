@@ -151,8 +151,10 @@ class Worker:
         return str(error).replace(str(self._model.bundle.folder), "the bundle")
 
     def _tell_caches(self) -> None:
-        figures = self._model.figures()
-        self._send(CacheUse(figures.running_bytes, figures.budget_bytes))
+        """Figures are taken while nothing else is sent, so that the last ones to arrive are the last ones taken."""
+        with self._sending:
+            figures = self._model.figures()
+            self._socket.sendall(messages.framed(CacheUse(figures.running_bytes, figures.budget_bytes)))
 
     def _decode(self, ask: Ask) -> Finish:
         self._send(Reading(ask.id, done=False))

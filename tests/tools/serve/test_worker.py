@@ -1,6 +1,10 @@
 """The engine's process of a server, looked at from inside."""
 
+import dataclasses
+import itertools
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,9 @@ import draftwood
 from draftwood.runtime.engines import cpu
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import session
-from draftwood.tools.serve.worker import open_rest, warm
+from draftwood.tools.serve import messages
+from draftwood.tools.serve.messages import Ask, CacheUse, Refused
+from draftwood.tools.serve.worker import Worker, open_rest, warm
 
 
 def test_warming_up_teaches_the_policy_nothing(tiny_bundle: Path) -> None:
@@ -59,3 +65,33 @@ def test_a_padded_engine_is_ready_with_a_step_of_every_number_of_texts(
         warm(model)
         names = {gear.name for gear in model.manifest.gears}
         assert stepped >= {(texts, name) for texts in model.engine.batches for name in names}
+
+
+def test_figures_of_the_caches_arrive_in_the_order_in_which_they_were_taken(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a server without sequences may go on reporting the memory of its last ones."""
+    sequences = 100
+    with draftwood.open(tiny_bundle, threads=1) as model:
+        taken, figures = itertools.count(), model.figures()
+
+        def taken_slowly() -> Any:
+            number = next(taken)
+            time.sleep(0.002 * (number % 2))  # every second one would be overtaken
+            return dataclasses.replace(figures, running_bytes=number)
+
+        monkeypatch.setattr(model, "figures", taken_slowly)
+        ours, theirs = socket.socketpair()
+        with ours, theirs, ours.makefile("rb") as answers, theirs.makefile("rb") as asks, ThreadPoolExecutor(1) as run:
+            running = run.submit(Worker(model, theirs).run, asks)
+            too_long = [0] * (model.manifest.dims.context + 1)
+            for number in range(sequences):
+                ask = Ask(id=number, prompt=too_long, options={}, policy="adaptive", steps=False)
+                ours.sendall(messages.framed(ask))
+            received = list[Any]()
+            while sum(isinstance(message, Refused) for message in received) < sequences:
+                size = int.from_bytes(answers.read(messages.HEAD_BYTES), "big")
+                received.append(messages.decode_for_server(answers.read(size)))
+            ours.shutdown(socket.SHUT_WR)
+            running.result()
+        assert [use.running_bytes for use in received if isinstance(use, CacheUse)] == list(range(sequences))
