@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from threading import Lock
 
 from draftwood.manifest import Gear
-from draftwood.runtime.policy.bank import EXTRA, Account
-from draftwood.runtime.policy.gains import Ease
-from draftwood.runtime.policy.gears import NO_DRAFT, Gears
+from draftwood.runtime.policy.bank import CREDIT, EXTRA, TEXT_EXTRA, TOKENS_A_CREDIT, Account
+from draftwood.runtime.policy.gains import Ease, Gains
+from draftwood.runtime.policy.gears import PLAIN, Gears
 from draftwood.runtime.policy.policy import Asking, Expected
 from draftwood.runtime.policy.times import Pace, StepTimes
 from draftwood.runtime.speculation.step import Outcome
@@ -43,24 +43,23 @@ class Learned:
     """Knowledge that all texts of a bundle share; its lock is held while a policy reads or adds."""
 
     def __init__(self, gears: Gears) -> None:
-        self.lock, self.bank, self.gears = Lock(), Account(), gears
+        self.lock, self.bank, self.gears = Lock(), Account(EXTRA, CREDIT), gears
         # Microseconds that tries have lost.
         self.tried_us = 0.0
-        self._pace = Pace()
-        # By texts of a launch.
-        self._times = {1: StepTimes(gears.times, self._pace)}
         # Of greedy or sampled texts, free or held to a grammar, which fills drafts.
-        self.gains = {(greedy, held): gears.gains(greedy) for greedy in (True, False) for held in (True, False)}
+        self.gains = {
+            (greedy, held): Gains(gears.trees, gears.planning.prior(greedy) if gears.planning else None, greedy)
+            for greedy in (True, False)
+            for held in (True, False)
+        }
+        # By texts of a launch.
+        self._pace, self._times = Pace(), dict[int, StepTimes]()
 
     def times(self, texts: int) -> StepTimes:
         """Times of launches that ``texts`` texts share."""
         if texts not in self._times:
-            self._times[texts] = StepTimes(self.gears.times_of(texts), self._pace)
+            self._times[texts] = StepTimes(self.gears.rows, self.gears.times, texts, self._pace)
         return self._times[texts]
-
-    def late_us(self, tokens: int, texts: int) -> float:
-        """Additional microseconds of a launch with that many late tokens, which were timed for one text or guessed."""
-        return self.times(1 if self.gears.times.absolute else texts).late_us(tokens)
 
 
 class Launch:
@@ -70,17 +69,19 @@ class Launch:
     """
 
     def __init__(self, texts: Texts, gears: Sequence[Gear], padded: bool, plain: Launch | None = None) -> None:
-        self._learned, self.gears, self.texts, self.plain = texts[0][0].learned, gears, len(texts), plain or self
-        self._times, rows = self._learned.times(len(texts)), self._learned.gears.rows
-        tallest = max(gears, key=lambda gear: rows[gear.name])
+        learned = texts[0][0].learned
+        self.gears, self.texts, self.plain, self.drafts = gears, len(texts), plain or self, plain is not None
+        self._times, alone = learned.times(len(texts)), learned.times(1)
+        # Late tokens were timed for one text, or are guessed.
+        self._late_times = alone if alone.absolute else self._times
+        tallest = max(gears, key=lambda gear: learned.gears.rows[gear.name])
         each = [(gear, policy, text) for gear, (policy, text) in zip(gears, texts, strict=True)]
         # The gear and length by which each text's part of the time is known.
         self._costs = [(tallest if padded else gear, text.length) for gear, _, text in each]
         self._late = sum(text.late for gear, _, text in each if gear.neural)
         # A drafter's launch hardly becomes shorter if some texts decode plainly: it tells nothing of their parts.
         self._tells = self._late <= FEW * len(texts) and len({gear.neural for gear in gears}) == 1
-        self.drafts = any(gear.draft for gear in gears)
-        self.tokens = sum(policy.tokens(gear, text.match) for gear, policy, text in each)
+        self.tokens = sum(policy.ease.tokens(gear.tree, text.match) for gear, policy, text in each)
         # Whether it is expected to lose.
         self.tried = False
         # The time that its texts answer for, once it has ended.
@@ -112,56 +113,46 @@ class Launch:
 
     def _us(self, stay: int) -> float:
         own_us = sum(self._times.us(gear.name, length) for gear, length in self._costs) / self.texts
-        return own_us + self._learned.late_us(self._late, self.texts) / stay
+        return own_us + self._late_times.late_us(self._late) / stay
 
 
 class Adaptive:
     """The policy of one text of at most ``max_new_tokens``, greedy or sampled, free or ``held`` to a grammar."""
 
     def __init__(self, learned: Learned, greedy: bool, max_new_tokens: int, held: bool = False) -> None:
-        self._gears, self.learned, self.account = learned.gears, learned, Account(max_new_tokens)
-        self._gains, self._ease = learned.gains[greedy, held], Ease(learned.gains[greedy, held])
-        self._slots, self._steps = 0, 0
+        self.learned, self._gains = learned, learned.gains[greedy, held]
+        self.account = Account(TEXT_EXTRA, min(CREDIT, max_new_tokens / TOKENS_A_CREDIT))
+        self.ease = Ease(self._gains)
+        # The KV length that the text has grown to, 0 before its first step.
+        self._slots = 0
         # The last choice: the gear, the text as it was, and the launch.
-        self._chosen: tuple[Gear, Asking, Launch] | None = None
+        self.chosen: tuple[Gear, Asking, Launch] | None = None
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
         asking = Asking(self, length, late, match)
-        return choose([(self, asking)])[0] if self._gears.fitting(length, self._slots) else None
+        return choose([(self, asking)])[0] if self.learned.gears.fitting(length, self._slots) else None
 
-    def options(self, asking: Asking) -> dict[int, Gear]:
-        """The gears that the text may take, by shape; none is looked up without a match."""
-        if not self._steps:
-            self._ease = Ease(self._gains, asking.length)
-        fitting = self._gears.fitting(asking.length, self._slots)
-        return {shape: gear for shape, gear in fitting.items() if asking.match or not gear.looks_up}
-
-    def tokens(self, gear: Gear, match: int) -> float:
-        """Expected tokens of a step of the gear, the bonus counted."""
-        return self._ease.tokens(self._gears.shape[gear.name], match) if gear.draft else 1.0
-
-    def takes(self, gear: Gear, asking: Asking, launch: Launch) -> None:
-        """Takes note of the choice for it."""
-        self._chosen = gear, asking, launch
+    def options(self, asking: Asking) -> dict[str, Gear]:
+        """The gears that the text may take, by tree; none is looked up without a match."""
+        if not self._slots:
+            self.ease = Ease(self._gains, asking.length)
+        fitting = self.learned.gears.fitting(asking.length, self._slots)
+        return {tree: gear for tree, gear in fitting.items() if asking.match or not gear.looks_up}
 
     def observe(self, outcome: Outcome) -> None:
         gear = outcome.gear
         with self.learned.lock:
-            if self._chosen is not None and self._chosen[0] is gear:
-                self._pay(outcome, self._chosen[2])
-            if gear.draft:
-                self._ease.saw(self._gears.shape[gear.name], outcome.match, outcome.path)
-            else:
-                self._ease.idle()
-        self._chosen, self._steps = None, self._steps + 1
-        self._slots = max(self._slots, gear.slots)
+            if self.chosen is not None and self.chosen[0] is gear:
+                self._pay(outcome, self.chosen[2])
+            self.ease.saw(gear.tree, outcome.match, outcome.path)
+        self.chosen, self._slots = None, max(self._slots, gear.slots)
 
     def expected(self) -> Expected | None:
-        if self._chosen is None:
+        if self.chosen is None:
             return None
-        gear, text, launch = self._chosen
+        gear, text, launch = self.chosen
         with self.learned.lock:
-            return Expected(self.tokens(gear, text.match), launch.us)
+            return Expected(self.ease.tokens(gear.tree, text.match), launch.us)
 
     def _pay(self, outcome: Outcome, launch: Launch) -> None:
         """Enters the text's part of a launch in the accounts."""
@@ -176,21 +167,18 @@ class Adaptive:
 
 
 def choose(texts: Texts, padded: bool = False) -> list[Gear]:
-    """The gear of every text in one launch; their policies share their knowledge.
-
-    ``padded`` if a launch of several texts pads the rows of each to those of the largest tree.
-    """
+    """The gear of every text in one launch, whose rows may be ``padded``; their policies share their knowledge."""
     learned = texts[0][0].learned
     with learned.lock:
         options = [policy.options(text) for policy, text in texts]
-        plain = Launch(texts, [each[NO_DRAFT] for each in options], padded)
+        plain = Launch(texts, [each[PLAIN] for each in options], padded)
         drafting = [
-            Launch(texts, [each.get(shape, each[NO_DRAFT]) for each in options], padded, plain)
-            for shape in dict.fromkeys(shape for each in options for shape in each if shape != NO_DRAFT)
+            Launch(texts, [each.get(tree, each[PLAIN]) for each in options], padded, plain)
+            for tree in dict.fromkeys(tree for each in options for tree in each if tree != PLAIN)
         ]
         launch = _best(learned, plain, drafting, [policy.account for policy, _ in texts])
         for (policy, text), gear in zip(texts, launch.gears, strict=True):
-            policy.takes(gear, text, launch)
+            policy.chosen = gear, text, launch
         return list(launch.gears)
 
 
@@ -205,5 +193,5 @@ def _best(learned: Learned, plain: Launch, drafting: Sequence[Launch], accounts:
         best.tried = lost_us + learned.tried_us <= EXTRA * learned.bank.plain_us
         best = best if best.tried else plain
     # It has to be seen first how long plain steps take.
-    doubted = not learned.times(texts).table.absolute or best.rate < DOUBTED * plain.rate
+    doubted = not learned.times(texts).absolute or best.rate < DOUBTED * plain.rate
     return plain if doubted and plain.plain_unknown else best

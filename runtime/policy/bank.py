@@ -8,25 +8,24 @@ decoding means a plain launch of the same texts.
 
 from __future__ import annotations
 
-# Of all texts of a bundle: as much of plain decoding's time, and so many plain steps of one text. Three unlucky texts
-# may lose the latter before anything was learned.
+from dataclasses import dataclass
+
+# Of all texts of a bundle, of which one may win the time that another one loses: as much of plain decoding's time, and
+# so many plain steps of one text. Three unlucky texts may lose the latter before anything was learned.
 EXTRA, CREDIT = 0.02, 16.0
 # Of one text, apart from earlier texts' gains: a plain step for so many tokens that it may have, `CREDIT` at most.
 TEXT_EXTRA, TOKENS_A_CREDIT = 0.03, 8
 
 
+@dataclass(slots=True)
 class Account:
-    """Time saved by drafting, negative if it was lost, in microseconds of the device.
+    """Time ``saved_us`` by drafting, negative if it was lost, in microseconds of the device, next to the time that
+    plain decoding would have taken for the tokens so far."""
 
-    Without ``max_new_tokens`` that of all texts, of which one may win the time that another one loses.
-    """
-
-    def __init__(self, max_new_tokens: int | None = None) -> None:
-        alone = max_new_tokens is not None
-        self._extra = TEXT_EXTRA if alone else EXTRA
-        self._credit = min(CREDIT, max_new_tokens / TOKENS_A_CREDIT) if max_new_tokens is not None else CREDIT
-        # The time that plain decoding would have taken for the tokens so far; and that time less the time they took.
-        self.plain_us = self.saved_us = 0.0
+    extra: float
+    credit: float
+    plain_us: float = 0.0
+    saved_us: float = 0.0
 
     def stepped(self, gained: int, step_us: float, plain_us: float) -> None:
         """Enters a step that gained tokens of ``plain_us`` each."""
@@ -35,4 +34,4 @@ class Account:
 
     def loan_us(self, plain_us: float, texts: int = 1) -> float:
         """Microseconds that a step may take beyond ``plain_us``; the credit is that of ``texts`` texts together."""
-        return self.saved_us + self._extra * (self.plain_us + plain_us) + self._credit * plain_us / texts
+        return self.saved_us + self.extra * (self.plain_us + plain_us) + self.credit * plain_us / texts

@@ -27,11 +27,9 @@ class Policies:
     """
 
     def __init__(self, bundle: Bundle, name: str = ADAPTIVE, times: Sequence[StepTime] = ()) -> None:
-        self.name = name
+        gear = None if name == PLAIN else name
         # All that the texts have shown so far; or the tree of all, which learns nothing.
-        self._shared = (
-            Learned(Gears.of(bundle, times)) if name == ADAPTIVE else FixedTree(bundle, None if name == PLAIN else name)
-        )
+        self._shared = Learned(Gears.of(bundle, times)) if name == ADAPTIVE else FixedTree(bundle, gear)
 
     def new(self, greedy: bool, max_new_tokens: int, held: bool = False) -> Policy:
         """The policy of one text of at most so many tokens, greedy or sampled, free or ``held`` to a grammar."""

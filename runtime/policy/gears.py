@@ -1,4 +1,4 @@
-"""The gears of a bundle by number: their trees, the lengths at which they fit, and their planned or timed steps."""
+"""The gears of a bundle and their trees, the lengths at which they fit, and what a plan knows of them."""
 
 from __future__ import annotations
 
@@ -7,75 +7,49 @@ from collections.abc import Sequence
 from draftwood.manifest import Gear
 from draftwood.planned import Planning, StepTime
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.policy.gains import Drafted, Gains
-from draftwood.runtime.policy.times import TimeTable, time_table
+from draftwood.runtime.policy.gains import Drafted
 
+# The tree of plain decoding: its root alone.
 PLAIN = "plain"
 
 
-# The shape of plain decoding.
-NO_DRAFT = -1
-
-
 class Gears:
-    """Immutable; made once for a bundle. By a gear's name, ``rows`` are those of its trees, and ``shape`` the place of
-    its trees among ``drafted``, `NO_DRAFT` for plain decoding."""
+    """Immutable; made once for a bundle. ``trees`` are known by name, ``rows`` of a gear's tree by the gear's."""
 
     def __init__(
         self,
         gears: Sequence[Gear],
-        rows: Sequence[int],
-        drafted: Sequence[Drafted | None],
+        trees: Sequence[Drafted],
         planning: Planning | None = None,
         times: Sequence[StepTime] = (),
     ) -> None:
-        names, self.gears = [gear.name for gear in gears], tuple(gears)
-        self.rows = dict(zip(names, rows, strict=True))
-        self.drafted = tuple(dict.fromkeys(tree for tree in drafted if tree is not None))
-        shapes = {tree: shape for shape, tree in enumerate(self.drafted)}
-        self.shape = {
-            name: NO_DRAFT if tree is None else shapes[tree] for name, tree in zip(names, drafted, strict=True)
-        }
-        self.planning, self._steps = planning, tuple(times)
-        self.times = self.times_of(1)
+        self.gears, self.planning, self.times = tuple(gears), planning, tuple(times)
+        self.trees = {tree.name: tree for tree in trees}
+        self.rows = {gear.name: self.trees[gear.tree].rows for gear in gears}
 
     @classmethod
     def of(cls, bundle: Bundle, times: Sequence[StepTime] = ()) -> Gears:
         """Gears of an opened bundle; ``times`` measured on this machine go before the plan's."""
-        manifest, rows = bundle.manifest, {tree.name: tree.rows for tree in bundle.manifest.trees}
-        planning = manifest.planning
-        return cls(
-            manifest.gears,
-            [rows[gear.tree] for gear in manifest.gears],
-            [_drafted(bundle, gear) for gear in manifest.gears],
-            planning,
-            times or (planning.times if planning else ()),
-        )
+        manifest, planning = bundle.manifest, bundle.manifest.planning
+        looked_up = {gear.tree for gear in manifest.gears if gear.looks_up}
+        nodes = {name: frozenset(topology.paths) for name, (topology, _) in bundle.trees.items()}
+        trees = [
+            Drafted(tree.name, tree.rows, tree.depth, nodes.get(tree.name, frozenset()), tree.name in looked_up)
+            for tree in manifest.trees
+        ]
+        return cls(manifest.gears, trees, planning, times or (planning.times if planning else ()))
 
-    def times_of(self, texts: int) -> TimeTable:
-        """Times of launches that ``texts`` texts share."""
-        return time_table(self.rows, self._steps, texts)
+    def with_room(self, length: int, slots: int) -> list[Gear]:
+        """The gears of a KV length of ``slots`` or more whose rows have room after ``length`` tokens; one slot is
+        spare."""
+        return [gear for gear in self.gears if slots <= gear.slots and length < gear.slots - self.rows[gear.name]]
 
-    def gains(self, greedy: bool) -> Gains:
-        """Expectations of greedy or of sampled text before the first step."""
-        return Gains(self.drafted, self.planning.prior(greedy) if self.planning else None, greedy)
-
-    def fitting(self, length: int, slots: int) -> dict[int, Gear]:
-        """The gears that fit after ``length`` tokens of a text that has grown to a KV length of ``slots``, by shape;
+    def fitting(self, length: int, slots: int) -> dict[str, Gear]:
+        """The gears that fit after ``length`` tokens of a text that has grown to a KV length of ``slots``, by tree;
         plain decoding is one of them, or the context is full.
 
         Plain decoding and drafts are each taken at the least KV length that holds them: a text grows where it must.
         """
-        # The step's rows go after the text, and one slot is spare.
-        fits = [gear for gear in self.gears if slots <= gear.slots and length < gear.slots - self.rows[gear.name]]
+        fits = self.with_room(length, slots)
         least = {drafts: min((g.slots for g in fits if bool(g.draft) == drafts), default=0) for drafts in (False, True)}
-        return {self.shape[gear.name]: gear for gear in fits if gear.slots == least[bool(gear.draft)]}
-
-
-def _drafted(bundle: Bundle, gear: Gear) -> Drafted | None:
-    if gear.draft is None:
-        return None
-    if gear.tree in bundle.trees:
-        return Drafted.of(bundle.trees[gear.tree][0], gear.tree, gear.looks_up)
-    tree = next(tree for tree in bundle.manifest.trees if tree.name == gear.tree)
-    return Drafted(tree.name, tree.depth)
+        return {gear.tree: gear for gear in fits if gear.slots == least[bool(gear.draft)]}

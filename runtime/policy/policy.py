@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.policy.gears import PLAIN
+from draftwood.runtime.policy.gears import PLAIN, Gears
 from draftwood.runtime.speculation.step import Outcome
 
 
@@ -58,17 +58,12 @@ class FixedTree:
     """
 
     def __init__(self, bundle: Bundle, gear: str | None = None) -> None:
-        tree, least_slots = (bundle.gear(gear).tree, bundle.gear(gear).slots) if gear else (PLAIN, 0)
-        rows = {t.name: t.rows for t in bundle.manifest.trees}
-        gears = sorted(bundle.manifest.gears, key=lambda gear: (gear.tree != tree, gear.slots))
-        self._fits = [
-            (gear.slots - 1 - rows[gear.tree], gear)
-            for gear in gears
-            if gear.tree in (tree, PLAIN) and gear.slots >= least_slots
-        ]
+        self._gears = Gears.of(bundle)
+        self._tree, self._slots = (bundle.gear(gear).tree, bundle.gear(gear).slots) if gear else (PLAIN, 0)
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
-        return next((gear for limit, gear in self._fits if length <= limit), None)
+        gears = [gear for gear in self._gears.with_room(length, self._slots) if gear.tree in (self._tree, PLAIN)]
+        return min(gears, key=lambda gear: (gear.tree != self._tree, gear.slots), default=None)
 
     def observe(self, outcome: Outcome) -> None:
         pass

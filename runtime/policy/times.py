@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, linear_regression
 
 from draftwood.planned import StepTime
@@ -26,46 +26,6 @@ AGED = 200
 GUESS_ROW, GUESS_LATE = 0.06, 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class TimeTable:
-    """Microseconds of a step of each gear, by name, after n tokens: ``base + slope * n``.
-
-    If ``absolute`` is False, nothing was measured: a plain step is 1 by definition, the others are guesses. ``late`` is
-    the time of writing one late token into the drafter's caches.
-    """
-
-    lines: Mapping[str, tuple[float, float]]
-    absolute: bool
-    late: float
-
-    def us(self, gear: str, length: int) -> float:
-        """The line's value; never below a tenth of the base, however far a slope is extended."""
-        base, slope = self.lines[gear]
-        return max(base + slope * length, 0.1 * base)
-
-
-def time_table(rows: Mapping[str, int], times: Sequence[StepTime], texts: int = 1) -> TimeTable:
-    """The table of gears, whose ``rows`` are given by name. It comes from timed launches of ``texts`` texts, or of the
-    next larger number; from guesses unless every gear was timed."""
-    timed = min((time.texts for time in times if time.texts >= texts), default=texts)
-    times = [time for time in times if time.texts == timed and time.gear in rows]
-    points = {name: [(time.length, time.us) for time in times if time.gear == name and not time.late] for name in rows}
-    if not all(points.values()):
-        guesses = {name: (1.0 if n == 1 else 1 + GUESS_ROW * n * texts, 0.0) for name, n in rows.items()}
-        return TimeTable(guesses, absolute=False, late=GUESS_LATE)
-    table = TimeTable({name: _line(steps) for name, steps in points.items()}, absolute=True, late=0.0)
-    plain_us = min(base for base, _ in table.lines.values())
-    late = [(time.us - table.us(time.gear, time.length)) / time.late for time in times if time.late]
-    return replace(table, late=max(fmean(late), 0.0) if late else GUESS_LATE * plain_us)
-
-
-def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Base and slope, by least squares; no slope from one length."""
-    lengths, us = zip(*points, strict=True)
-    slope, base = linear_regression(lengths, us) if len(set(lengths)) > 1 else (0.0, fmean(us))
-    return (base, slope) if base > 0 else (fmean(us), 0.0)
-
-
 @dataclass(slots=True)
 class Pace:
     """How many times the measured time steps take at present."""
@@ -74,23 +34,46 @@ class Pace:
 
 
 class StepTimes:
-    """Running estimates, shared by the texts of a bundle. ``pace`` is that of all launches; guesses have another, for
-    they have another unit."""
+    """Times of launches of ``texts`` texts: running estimates, shared by the texts of a bundle.
 
-    def __init__(self, table: TimeTable, pace: Pace | None = None) -> None:
-        self.table = table
-        self._pace = pace if pace and table.absolute else Pace()
-        self._own, self._count, self._steps = dict.fromkeys(table.lines, 1.0), dict.fromkeys(table.lines, 0), 0
+    The table comes from ``steps`` of so many texts, or of the next larger number. If a gear was not timed, it is not
+    ``absolute``: a plain step is 1 by definition, the others are guesses.
+
+    Args:
+        rows: of each gear, by name.
+        pace: that of all launches; guesses have another, for they have another unit.
+    """
+
+    def __init__(
+        self, rows: Mapping[str, int], steps: Sequence[StepTime], texts: int = 1, pace: Pace | None = None
+    ) -> None:
+        timed = min((step.texts for step in steps if step.texts >= texts), default=texts)
+        steps = [step for step in steps if step.texts == timed and step.gear in rows]
+        points = {
+            name: [(step.length, step.us) for step in steps if step.gear == name and not step.late] for name in rows
+        }
+        self.absolute = all(points.values())
+        # The base and slope of each gear's table, and the time of writing one late token into the drafter's caches.
+        if self.absolute:
+            self._lines = {name: _line(pairs) for name, pairs in points.items()}
+            late = [(step.us - self._table_us(step.gear, step.length)) / step.late for step in steps if step.late]
+            plain_us = min(base for base, _ in self._lines.values())
+            self._late = max(fmean(late), 0.0) if late else GUESS_LATE * plain_us
+        else:
+            self._lines = {name: (1.0 if n == 1 else 1 + GUESS_ROW * n * texts, 0.0) for name, n in rows.items()}
+            self._late = GUESS_LATE
+        self._pace = pace if pace and self.absolute else Pace()
+        self._own, self._count, self._steps = dict.fromkeys(rows, 1.0), dict.fromkeys(rows, 0), 0
         # When each gear's last three steps were, and their times over the table's.
-        self._recent = {gear: deque[tuple[int, float]](maxlen=3) for gear in table.lines}
+        self._recent = {gear: deque[tuple[int, float]](maxlen=3) for gear in rows}
 
     def us(self, gear: str, length: int) -> float:
-        """Expected microseconds; in plain steps if nothing was measured yet."""
-        return self.table.us(gear, length) * self._own[gear] * self._pace.busy
+        """Expected microseconds of a step after ``length`` tokens; in plain steps if nothing was measured yet."""
+        return self._table_us(gear, length) * self._own[gear] * self._pace.busy
 
     def late_us(self, tokens: int) -> float:
         """Additional microseconds of a draft with that many late tokens."""
-        return self.table.late * self._pace.busy * tokens
+        return self._late * self._pace.busy * tokens
 
     def aged(self, gear: str) -> bool:
         """Whether the last steps have told too little of the gear."""
@@ -105,12 +88,24 @@ class StepTimes:
             self._count[gear] = 0
         self._steps += 1
         self._count[gear] += 1
-        recent.append((self._steps, us / self.table.us(gear, length)))
+        recent.append((self._steps, us / self._table_us(gear, length)))
         seen = sorted(ratio for _, ratio in recent)
         ratio = seen[(len(seen) - 1) // 2] / (self._own[gear] * self._pace.busy)
-        if not self.table.absolute and self._steps == len(recent):  # guesses are in units of the only gear so far
+        if not self.absolute and self._steps == len(recent):  # guesses are in units of the only gear so far
             self._pace.busy *= ratio
         elif 1 < self._count[gear] <= SETTLED:  # a first step may have opened the graph
             self._own[gear] *= ratio ** (1 / (self._count[gear] - 1))
         elif self._count[gear] > SETTLED:
             self._pace.busy *= ratio**SHARED_GAIN
+
+    def _table_us(self, gear: str, length: int) -> float:
+        """The line's value; never below a tenth of the base, however far a slope is extended."""
+        base, slope = self._lines[gear]
+        return max(base + slope * length, 0.1 * base)
+
+
+def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
+    """Base and slope, by least squares; no slope from one length."""
+    lengths, us = zip(*points, strict=True)
+    slope, base = linear_regression(lengths, us) if len(set(lengths)) > 1 else (0.0, fmean(us))
+    return (base, slope) if base > 0 else (fmean(us), 0.0)

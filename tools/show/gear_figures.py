@@ -6,7 +6,7 @@ from typing import Any
 
 from draftwood.planned import Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.policy import Gears
+from draftwood.runtime.policy import Gears, Learned
 from draftwood.runtime.policy.gains import Ease
 from draftwood.runtime.tuned import tuned_times
 
@@ -19,12 +19,13 @@ def gear_figures(bundle: Bundle, engine: str) -> list[dict[str, Any]]:
     Tokens are None if no plan has expectations, times if neither ``tune`` nor a plan has measured.
     """
     tuned = tuned_times(bundle, engine, threads=None)
-    gears = Gears.of(bundle, tuned)
+    learned = Learned(Gears.of(bundle, tuned))
+    gears, times = learned.gears, learned.times(1)
     figures = []
     for gear in gears.gears:
         rows = gears.rows[gear.name]
         longest = gear.slots - 1 - rows
-        ms = gears.times.us(gear.name, longest // 2) / 1000 if gears.times.absolute else None
+        ms = times.us(gear.name, longest // 2) / 1000 if times.absolute else None
         figures.append(
             {
                 "gear": gear.name,
@@ -33,8 +34,8 @@ def gear_figures(bundle: Bundle, engine: str) -> list[dict[str, Any]]:
                 "slots": gear.slots,
                 "longest_text": longest,
                 "texts": _texts(bundle, gear, rows),
-                "tokens_greedy": _tokens(gears, True, gear, longest // 2),
-                "tokens_sampled": _tokens(gears, False, gear, longest // 2),
+                "tokens_greedy": _tokens(learned, True, gear, longest // 2),
+                "tokens_sampled": _tokens(learned, False, gear, longest // 2),
                 "step_ms": ms,
                 "graph": gear.graph,
                 "timed": None if ms is None else "this machine" if tuned else "the plan",
@@ -50,10 +51,10 @@ def _texts(bundle: Bundle, gear: Gear, rows: int) -> list[int]:
     return sorted({1, *(graph.batch for graph in [*static, *(graph for graph in graphs if graph.kind == "batch")])})
 
 
-def _tokens(gears: Gears, greedy: bool, gear: Gear, length: int) -> float | None:
+def _tokens(learned: Learned, greedy: bool, gear: Gear, length: int) -> float | None:
     if not gear.draft:
         return 1.0
-    return Ease(gears.gains(greedy), length).tokens(gears.shape[gear.name]) if gears.planning else None
+    return Ease(learned.gains[greedy, False], length).tokens(gear.tree) if learned.gears.planning else None
 
 
 def gear_rows(figures: list[dict[str, Any]]) -> list[tuple[str, ...]]:

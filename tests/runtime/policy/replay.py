@@ -14,12 +14,11 @@ import numpy as np
 
 from draftwood.planned import LOOKUP, Planning, Prior, StepTime
 from draftwood.runtime.policy import Adaptive, Asking, Gears, Learned, gears_for
-from draftwood.runtime.policy.gains import Drafted
 from draftwood.runtime.speculation.lookup import GOES_ON
 from draftwood.runtime.speculation.step import Outcome
 from draftwood.trees import Topology
 
-from .samples import accepted, gear
+from .samples import PLAIN_TREE, accepted, drafted, gear
 
 NEURAL = {"chain-1": Topology.chain(1), "chain-3": Topology.chain(3), "tree-8": Topology.backbone(4, 2)}
 LOOKED_UP = {"lookup-chain-3": Topology.chain(3), "lookup-chain-7": Topology.chain(7)}
@@ -93,8 +92,7 @@ def gears_of(cell: Cell) -> Gears:
     """The gears of a cell's bundle, with what is known of them beforehand."""
     names = ["plain", *cell.trees]
     every = [gear(name, draft=None if name == "plain" else LOOKUP if name in LOOKED_UP else "draft") for name in names]
-    rows = [1, *(tree.rows for tree in cell.trees.values())]
-    drafted = [None, *(Drafted.of(tree, name, name in LOOKED_UP) for name, tree in cell.trees.items())]
+    trees = [PLAIN_TREE, *(drafted(tree, name, name in LOOKED_UP) for name, tree in cell.trees.items())]
     row = {"tuned": ROW, "wrong": 0.4 * ROW}.get(cell.timed)
     times = [
         StepTime(gear=name, length=100, us=1e3 * launch_ms([name] * texts, row=row), texts=texts)
@@ -102,7 +100,7 @@ def gears_of(cell: Cell) -> Gears:
         for texts in (1, 2, 4, 8)
         if row
     ]
-    return Gears(every, rows, drafted, planning(cell) if cell.planned else None, times)
+    return Gears(every, trees, planning(cell) if cell.planned else None, times)
 
 
 def planning(cell: Cell) -> Planning:

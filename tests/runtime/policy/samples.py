@@ -21,13 +21,18 @@ def gear(name: str, slots: int = 4096, draft: str | None = "draft") -> Gear:
     return Gear(name=name, tree=name, slots=slots, graph=name, draft=draft)
 
 
+def drafted(tree: Topology, name: str, looked_up: bool = False) -> Drafted:
+    return Drafted(name, tree.rows, tree.depth, frozenset(tree.paths), looked_up)
+
+
+PLAIN_TREE = drafted(Topology.plain(), "plain")
+
+
 def gears_of(trees: dict[str, Topology], us: dict[str, float] | None = None, **options: object) -> Gears:
     """Plain decoding and a gear for each tree; ``us`` are their step times."""
     every = [gear("plain", draft=None), *(gear(name) for name in trees)]
     times = [StepTime(gear=name, length=100, us=value) for name, value in (us or {}).items()]
-    rows = [1, *(tree.rows for tree in trees.values())]
-    drafted = [Drafted.of(tree, name) for name, tree in trees.items()]
-    return Gears(every, rows, [None, *drafted], times=times, **options)
+    return Gears(every, [PLAIN_TREE, *(drafted(tree, name) for name, tree in trees.items())], times=times, **options)
 
 
 def chains(*depths: int) -> dict[str, Topology]:
@@ -65,8 +70,7 @@ def played(policy: Adaptive, gears: Gears, path: tuple[int, ...], us: dict[str, 
     """One step of a text whose truth is ``path``: chosen, run in the time that it takes, observed."""
     chosen = policy.choose(length)
     assert chosen is not None
-    shape = gears.shape[chosen.name]
-    taken = accepted(gears.drafted[shape].nodes, path) if shape >= 0 else ()
+    taken = accepted(gears.trees[chosen.tree].nodes, path)
     outcome = Outcome(chosen, length, taken, len(taken) + 1, verify_us=us[chosen.name])
     policy.observe(outcome)
     return outcome

@@ -12,11 +12,11 @@ from draftwood.planned import LOOKUP, Gear, LengthEase, Planning, Prior, StepTim
 from draftwood.runtime.policy import Adaptive, Gears, Learned
 from draftwood.runtime.policy.bank import CREDIT, EXTRA, TEXT_EXTRA, TOKENS_A_CREDIT
 from draftwood.runtime.policy.gains import Drafted, Ease
-from draftwood.runtime.policy.times import AGED, time_table
+from draftwood.runtime.policy.times import AGED
 from draftwood.runtime.speculation.step import Outcome
 from draftwood.trees import Topology
 
-from .samples import chains, draw, gear, gears_of, played
+from .samples import PLAIN_TREE, chains, drafted, draw, gear, gears_of, played
 
 US = {"plain": 1000.0, "chain-1": 1200.0, "chain-3": 1400.0, "chain-6": 1900.0}
 TREES = chains(1, 3, 6)
@@ -161,9 +161,9 @@ def test_one_text_that_is_hard_does_not_end_the_drafts_of_the_next() -> None:
 def test_greedy_and_sampled_texts_are_counted_apart() -> None:
     gears = gears_of(TREES, US)
     learned = Learned(gears)
-    before = Ease(learned.gains[False, False]).tokens(2)
+    before = Ease(learned.gains[False, False]).tokens("chain-6")
     text(gears, learned, US, 100, 0.05)
-    assert Ease(learned.gains[False, False]).tokens(2) == before
+    assert Ease(learned.gains[False, False]).tokens("chain-6") == before
 
 
 def test_texts_of_several_threads_share_one_account() -> None:
@@ -189,10 +189,10 @@ def test_asking_twice_changes_nothing() -> None:
 
 
 def test_lengths_decide_what_fits_and_a_text_never_shrinks() -> None:
-    gears = [gear(f"{n}-{s}", s, d) for s in (128, 256) for n, d in (("plain", None), ("tree", "draft"))]
-    tree = Drafted.of(Topology.chain(3), "tree")
+    shapes = [(s, n, d) for s in (128, 256) for n, d in (("plain", None), ("tree", "draft"))]
+    gears = [Gear(name=f"{n}-{s}", tree=n, slots=s, graph=n, draft=d) for s, n, d in shapes]
     times = [StepTime(gear=one.name, length=10, us=1000.0 if one.draft is None else 1100.0) for one in gears]
-    known = Gears(gears, [1, 4, 1, 4], [None, tree, None, tree], times=times)
+    known = Gears(gears, [PLAIN_TREE, drafted(Topology.chain(3), "tree")], times=times)
     policy, chosen = Adaptive(Learned(known), True, TOKENS), []
     for length in [*range(10, 256), 10]:
         now = policy.choose(length)
@@ -229,9 +229,8 @@ def test_a_prompt_that_is_dear_to_catch_up_with_is_not_drafted_from() -> None:
 
     def begins(late_us: float) -> bool:
         late = StepTime(gear="chain-3", length=100, us=US["chain-3"] + 100 * late_us, late=100)
-        gears = gears_of(TREES)
-        times = [StepTime(gear=name, length=100, us=us) for name, us in US.items()]
-        gears.times = time_table(gears.rows, [*times, late])
+        gears = gears_of(TREES, US)
+        gears.times += (late,)
         policy = Adaptive(Learned(gears), True, TOKENS)
         for _ in range(3):  # what plain decoding takes is seen first
             policy.learned.times(1).observe("plain", 100, US["plain"])
@@ -291,7 +290,7 @@ def test_a_length_at_which_drafts_were_not_worth_it_is_believed() -> None:
         policy = Adaptive(policy.learned, True, TOKENS)
         chosen = policy.choose(length)
         assert chosen is not None
-        return chosen.name, Ease(policy.learned.gains[True, False], length).tokens(0)
+        return chosen.name, Ease(policy.learned.gains[True, False], length).tokens("chain-3")
 
     short, long = (sum((1 / (1 + np.exp(-ease))) ** level for level in range(4)) for ease in (1.0, -2.0))
     for length in (100, 1023):
@@ -315,15 +314,14 @@ def test_graphs_that_are_opened_in_a_text_do_not_end_its_drafts(tuned: bool) -> 
 
 
 def looked_up(depth: int) -> Drafted:
-    return Drafted.of(Topology.chain(depth), f"lookup-chain-{depth}", looked_up=True)
+    return drafted(Topology.chain(depth), f"lookup-chain-{depth}", looked_up=True)
 
 
 def matched(match: int, us: dict[str, float], gained: Callable[[Gear], int], steps: int = 60) -> list[str]:
     """Gears that a first text chooses after matches of a class, if a drafting one gains so many tokens."""
     every = [gear("plain", draft=None), gear("lookup-chain-3", draft=LOOKUP), gear("lookup-chain-7", draft=LOOKUP)]
-    shapes = [None, *(looked_up(depth) for depth in (3, 7))]
     times = [StepTime(gear=name, length=100, us=value) for name, value in us.items()]
-    gears = Gears(every, [1, 4, 8], shapes, times=times)
+    gears = Gears(every, [PLAIN_TREE, looked_up(3), looked_up(7)], times=times)
     policy, names = Adaptive(Learned(gears), True, TOKENS), []
     for _ in range(steps):
         chosen = policy.choose(100, match=match)
@@ -355,12 +353,12 @@ def test_a_match_that_misleads_is_given_up() -> None:
 
 def test_what_one_class_of_matches_shows_is_not_believed_of_another() -> None:
     every = [gear("plain", draft=None), gear("lookup-chain-3", draft=LOOKUP)]
-    gears = Gears(every, [1, 4], [None, looked_up(3)], times=[])
+    gears = Gears(every, [PLAIN_TREE, looked_up(3)])
     learned = Learned(gears)
     ease = Ease(learned.gains[True, False])
-    before = ease.tokens(0, 5)
+    tree, before = "lookup-chain-3", ease.tokens("lookup-chain-3", 5)
     for _ in range(50):
-        ease.saw(0, 2, ())
-    assert ease.tokens(0, 2) < 1.1
-    eased = before - ease.tokens(0, 5)  # a text's ease is shared, its counts are not
-    assert 0 <= eased < 1.2 and ease.tokens(0, 5) > ease.tokens(0, 2) + 0.5
+        ease.saw(tree, 2, ())
+    assert ease.tokens(tree, 2) < 1.1
+    eased = before - ease.tokens(tree, 5)  # a text's ease is shared, its counts are not
+    assert 0 <= eased < 1.2 and ease.tokens(tree, 5) > ease.tokens(tree, 2) + 0.5

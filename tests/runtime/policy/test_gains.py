@@ -10,7 +10,7 @@ from draftwood.runtime.policy import gains as module
 from draftwood.runtime.policy.gains import HOPE, Drafted, Ease, Gains
 from draftwood.trees import Topology
 
-from .samples import draw, inside, truth
+from .samples import drafted, draw, inside, truth
 
 TREES = (Topology.chain(1), Topology.full([2, 1]), Topology.backbone(3, 2), Topology.chain(4))
 TRUTHS = {
@@ -24,16 +24,16 @@ Choice = Callable[[np.random.Generator, int], int]
 
 def ease_of(*trees: Topology, greedy: bool = True) -> Ease:
     """The first text of a bundle without counts."""
-    return Ease(Gains(drafted(trees), None, greedy))
+    return Ease(Gains(numbered(trees), None, greedy))
 
 
-def drafted(trees: Sequence[Topology]) -> list[Drafted]:
-    return [Drafted.of(tree, str(number)) for number, tree in enumerate(trees)]
+def numbered(trees: Sequence[Topology]) -> dict[str, Drafted]:
+    return {str(number): drafted(tree, str(number)) for number, tree in enumerate(trees)}
 
 
 def every(ease: Ease) -> list[float]:
     """The expected tokens of every tree."""
-    return [ease.tokens(shape) for shape in range(len(TREES))]
+    return [ease.tokens(str(number)) for number in range(len(TREES))]
 
 
 CHOICES: dict[str, Choice] = {
@@ -62,7 +62,7 @@ def learned(
         if told is not None:
             told(ease, shape, seen, path)
         else:
-            ease.saw(shape, 0, seen)
+            ease.saw(str(shape), 0, seen)
         if step > steps // 3:
             kept.append(every(ease))
     return np.mean(kept, 0)
@@ -103,7 +103,7 @@ def test_the_weak_prior_biases_little(levels: list[list[float]]) -> None:
 def test_a_walk_that_ends_where_nothing_was_drafted_is_no_miss() -> None:
     def censored_as_miss(ease: Ease, shape: int, seen: tuple[int, ...], path: tuple[int, ...]) -> None:
         for other in range(len(TREES)):
-            ease.saw(other, 0, seen)
+            ease.saw(str(other), 0, seen)
 
     for levels in (TRUTHS["good"], TRUTHS["first-level-bad"]):
         assert error(levels, choice=CHOICES["mostly-small"], told=censored_as_miss) > 0.15
@@ -113,7 +113,7 @@ def test_a_walk_that_ends_where_nothing_was_drafted_is_no_miss() -> None:
 def test_credit_to_another_gear_shows() -> None:
     def next_gear(ease: Ease, shape: int, seen: tuple[int, ...], path: tuple[int, ...]) -> None:
         other = (shape + 1) % len(TREES)
-        ease.saw(other, 0, inside(TREES[other], seen))
+        ease.saw(str(other), 0, inside(TREES[other], seen))
 
     assert min(error(levels, told=next_gear) for levels in (TRUTHS["good"], TRUTHS["first-level-bad"])) > 0.1
 
@@ -124,7 +124,7 @@ def switching(steps: int) -> float:
     for seed in range(20):
         ease, random = ease_of(*TREES), np.random.default_rng(seed)
         for levels in [TRUTHS["good"]] * 400 + [TRUTHS["bad"]] * steps:
-            ease.saw(2, 0, inside(TREES[2], draw(random, levels)))
+            ease.saw("2", 0, inside(TREES[2], draw(random, levels)))
         errors.append(every(ease))
     true = np.array([truth(tree, TRUTHS["bad"]) for tree in TREES])
     return float(np.abs(np.mean(errors, 0) / true - 1).max())
@@ -139,12 +139,12 @@ def test_a_change_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_texts_have_in_common_is_known_to_the_next_and_fades(monkeypatch: pytest.MonkeyPatch) -> None:
     def next_text(*levels: list[list[float]]) -> float:
         """The expected gain of the deepest tree after 1000 steps of each."""
-        gains = Gains(drafted(TREES), None, True)
+        gains = Gains(numbered(TREES), None, True)
         ease, random = Ease(gains), np.random.default_rng(0)
         for one in levels:
             for _ in range(1000):
-                ease.saw(3, 0, inside(TREES[3], draw(random, one)))
-        return Ease(gains).tokens(3)
+                ease.saw("3", 0, inside(TREES[3], draw(random, one)))
+        return Ease(gains).tokens("3")
 
     bad, good = (truth(TREES[3], TRUTHS[name]) for name in ("bad", "good"))
     assert next_text(TRUTHS["bad"]) == pytest.approx(bad, rel=0.05)
@@ -156,26 +156,26 @@ def test_what_texts_have_in_common_is_known_to_the_next_and_fades(monkeypatch: p
 
 @pytest.mark.usefixtures("own_counts")
 def test_a_budget_tree_is_known_by_its_depth() -> None:
-    ease, random = Ease(Gains([Drafted("budget", depth=3)], None, True)), np.random.default_rng(2)
+    ease, random = Ease(Gains({"budget": Drafted("budget", rows=9, depth=3)}, None, True)), np.random.default_rng(2)
     kept = []
     for step in range(3000):
-        ease.saw(0, 0, (1,) * len(draw(random, [[0.6]] * 3)))
+        ease.saw("budget", 0, (1,) * len(draw(random, [[0.6]] * 3)))
         if step > 500:
-            kept.append(ease.tokens(0))
+            kept.append(ease.tokens("budget"))
     assert np.mean(kept) == pytest.approx(1 + 0.6 + 0.36 + 0.216, rel=0.06)
 
 
 def test_before_a_step_a_tree_gains_what_was_counted_or_hoped() -> None:
     trees = {"counted": Topology.chain(2), "new": Topology.from_paths([(0,), (1,), (0, 0)])}
     prior = Prior(reached={"counted": (0.6, 0.3)}, first=0.5)
-    ease = Ease(Gains([Drafted.of(tree, name) for name, tree in trees.items()], prior, True))
-    assert [ease.tokens(shape) for shape in range(2)] == pytest.approx([1 + 0.6 + 0.3, 1 + 0.5 + 0.25])
-    assert ease_of(Topology.chain(2)).tokens(0) == pytest.approx(1 + HOPE[True] + HOPE[True] ** 2)
+    ease = Ease(Gains({name: drafted(tree, name) for name, tree in trees.items()}, prior, True))
+    assert [ease.tokens(name) for name in trees] == pytest.approx([1 + 0.6 + 0.3, 1 + 0.5 + 0.25])
+    assert ease_of(Topology.chain(2)).tokens("0") == pytest.approx(1 + HOPE[True] + HOPE[True] ** 2)
 
 
 def test_a_level_more_never_makes_a_tree_worth_less() -> None:
     ease, random = ease_of(*TREES), np.random.default_rng(4)
     for _ in range(500):
         shape = int(random.integers(4))
-        ease.saw(shape, 0, inside(TREES[shape], draw(random, TRUTHS["second-rank"])))
-        assert 1 <= ease.tokens(0) <= ease.tokens(3) <= 5
+        ease.saw(str(shape), 0, inside(TREES[shape], draw(random, TRUTHS["second-rank"])))
+        assert 1 <= ease.tokens("0") <= ease.tokens("3") <= 5

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from draftwood.planned import StepTime
-from draftwood.runtime.policy.times import AGED, StepTimes, time_table
+from draftwood.runtime.policy.times import AGED, StepTimes
 
 ROWS = {"plain": 1, "tree": 8}
 
@@ -13,7 +13,7 @@ def table(plain: float = 1000.0, tree: float = 1500.0) -> StepTimes:
     times = [
         StepTime(gear=n, length=at, us=us + at) for n, us in zip(ROWS, (plain, tree), strict=True) for at in (0, 400)
     ]
-    return StepTimes(time_table(ROWS, times))
+    return StepTimes(ROWS, times)
 
 
 def test_a_table_is_a_line_through_what_was_timed() -> None:
@@ -21,12 +21,12 @@ def test_a_table_is_a_line_through_what_was_timed() -> None:
 
 
 def test_a_gear_that_was_not_timed_makes_all_of_it_guesses() -> None:
-    times = StepTimes(time_table(ROWS, [StepTime(gear="plain", length=0, us=1000.0)]))
-    assert not times.table.absolute and times.us("plain", 50) == 1.0 < times.us("tree", 50)
+    times = StepTimes(ROWS, [StepTime(gear="plain", length=0, us=1000.0)])
+    assert not times.absolute and times.us("plain", 50) == 1.0 < times.us("tree", 50)
 
 
 def test_without_a_table_the_first_steps_are_the_table() -> None:
-    times = StepTimes(time_table(ROWS, []))
+    times = StepTimes(ROWS, [])
     for us in (40_000.0, 1000.0, 1010.0, 990.0):  # the first step opened a graph
         times.observe("plain", 100, us)
     for us in (70_000.0, 1500.0, 1510.0, 1490.0):
@@ -77,15 +77,15 @@ def test_a_table_tells_what_a_late_token_takes() -> None:
         StepTime(gear=gear, length=n, us=us + n) for gear, us in (("plain", 1000.0), ("tree", 1500.0)) for n in (0, 200)
     ]
     late = StepTime(gear="tree", length=100, us=1600.0 + 640.0, late=64)
-    found = time_table({"plain": 1, "tree": 4}, [*times, late])
-    assert found.late == pytest.approx(10.0) and found.us("tree", 100) == pytest.approx(1600.0)
-    assert StepTimes(found).late_us(5) == pytest.approx(50.0)
+    found = StepTimes({"plain": 1, "tree": 4}, [*times, late])
+    assert found.late_us(1) == pytest.approx(10.0) and found.us("tree", 100) == pytest.approx(1600.0)
+    assert found.late_us(5) == pytest.approx(50.0)
 
 
 def test_a_late_step_that_was_quick_does_not_make_late_tokens_a_gain() -> None:
     times = [StepTime(gear=gear, length=0, us=us) for gear, us in (("plain", 1000.0), ("tree", 1500.0))]
-    found = time_table(ROWS, [*times, StepTime(gear="tree", length=0, us=1400.0, late=50)])
-    assert found.late == 0
+    found = StepTimes(ROWS, [*times, StepTime(gear="tree", length=0, us=1400.0, late=50)])
+    assert found.late_us(1) == 0
 
 
 def test_late_tokens_that_nobody_has_timed_have_a_price() -> None:

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from draftwood.planned import LOOKUP, StepTime
 from draftwood.runtime.policy import Adaptive, Asking, Gears, Learned, gears_for
 from draftwood.runtime.policy.bank import CREDIT, EXTRA, TEXT_EXTRA, TOKENS_A_CREDIT
-from draftwood.runtime.policy.gains import Drafted
 from draftwood.runtime.speculation.step import Outcome
 
-from .samples import chains, draw, gear, inside
+from .samples import PLAIN_TREE, chains, drafted, draw, gear, inside
 
 TREES = chains(1, 3, 6)
 NAMES = ("plain", *TREES)
@@ -33,9 +32,7 @@ def shared_gears(us: dict[int, dict[str, float]] | None = US, graphs: bool = Fal
     """All trees are drafted by one graph, or each by one of its own."""
     times = [StepTime(gear=g, length=100, us=t, texts=n) for n, own in (us or {}).items() for g, t in own.items()]
     every = [gear("plain", draft=None), *(gear(name, draft=name if graphs else "draft") for name in TREES)]
-    rows = [1, *(tree.rows for tree in TREES.values())]
-    drafted = [Drafted.of(tree, name) for name, tree in TREES.items()]
-    return Gears(every, rows, [None, *drafted], times=times)
+    return Gears(every, [PLAIN_TREE, *(drafted(tree, name) for name, tree in TREES.items())], times=times)
 
 
 def launch_us(names: Sequence[str]) -> float:
@@ -170,9 +167,8 @@ def test_all_texts_of_a_launch_draft_with_one_tree_or_none_does() -> None:
 
 def lookup_gears() -> Gears:
     every = [gear("plain", draft=None), gear("chain-3", draft=LOOKUP)]
-    drafted = Drafted.of(TREES["chain-3"], "chain-3", looked_up=True)
     times = [StepTime(gear=one.name, length=100, us=US[2][one.name], texts=2) for one in every]
-    return Gears(every, [1, 4], [None, drafted], times=times)
+    return Gears(every, [PLAIN_TREE, drafted(TREES["chain-3"], "chain-3", looked_up=True)], times=times)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -191,7 +187,7 @@ def test_a_text_without_a_match_decodes_plainly_next_to_one_that_looks_up(padded
 def test_a_drafters_launch_of_which_a_text_decodes_plainly_tells_nothing_of_its_gear() -> None:
     every = [gear("plain", draft=None), gear("chain-3", slots=112)]
     times = [StepTime(gear=own.name, length=100, us=US[2][own.name], texts=2) for own in every]
-    gears = Gears(every, [1, 4], [None, Drafted.of(TREES["chain-3"], "chain-3")], times=times)
+    gears = Gears(every, [PLAIN_TREE, drafted(TREES["chain-3"], "chain-3")], times=times)
     learned = Learned(gears)
     one, other = Adaptive(learned, True, TOKENS), Adaptive(learned, True, TOKENS)
     for _ in range(20):

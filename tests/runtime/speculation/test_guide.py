@@ -167,8 +167,8 @@ def test_the_policy_counts_such_texts_apart(bundle: Bundle, tiny_bundle: Path) -
     with draftwood.open(tiny_bundle, threads=1) as model:
         stream = model.stream(PROMPT, grammar={"type": "boolean"}, max_new_tokens=20)
         free = model.stream(PROMPT, max_new_tokens=20)
-        learned = free.policy.learned  # type: ignore[attr-defined]
-        before = learned.gains[True, False].levels(0, 0).chances
+        learned, gear = free.policy.learned, model.manifest.gears[-1]  # type: ignore[attr-defined]
+        before = learned.gains[True, False].levels(gear.tree, 0).chances
         stream.run()
-        assert learned.gains[True, False].levels(0, 0).chances == before
+        assert learned.gains[True, False].levels(gear.tree, 0).chances == before
         free.run()

@@ -13,7 +13,7 @@ from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
-from draftwood.runtime.policy import Gears
+from draftwood.runtime.policy import Gears, Learned
 from draftwood.runtime.tuned import keep_times, tuned_file, tuned_times
 from draftwood.tools.cli import main
 from draftwood.tools.commands import tune as tune_command
@@ -60,17 +60,18 @@ def test_tuned_times_are_kept_for_this_bundle_and_machine(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tune_command, "SECONDS", 0.1)
     bundle = Bundle.open(tiny_bundle)
-    assert tuned_times(bundle, "cpu", 1) == () and not Gears.of(bundle).times.absolute
+    assert tuned_times(bundle, "cpu", 1) == () and not Learned(Gears.of(bundle)).times(1).absolute
     assert main(["tune", str(tiny_bundle), "--engine", "cpu", "--threads", "1"]) == 0
     times = tuned_times(bundle, "cpu", 1)
     shown = [line.split()[:5] for line in capsys.readouterr().out.splitlines()[1:-1]]
     assert shown == [[o.gear, str(o.texts), str(o.length), str(o.late), f"{o.us / 1000:.3f}"] for o in times]
     assert {one.gear for one in times} == {gear.name for gear in bundle.manifest.gears}
-    gears = Gears.of(bundle, times)
+    learned = Learned(Gears.of(bundle, times))
+    gears, alone = {one.gear for one in times}, learned.times(1)
     assert {one.texts for one in times} == {1, 2, 4}
     for texts in (1, 2, 3, 4):
-        table = gears.times_of(texts)
-        assert table.absolute and (texts == 1 or table.lines != gears.times.lines)
+        table = learned.times(texts)
+        assert table.absolute and (texts == 1 or any(table.us(gear, 0) != alone.us(gear, 0) for gear in gears))
     assert tuned_times(bundle, "cpu", 2) == () == tuned_times(bundle, "npu", 1)
     other = shutil.copytree(tiny_bundle, tmp_path / "other")
     fields = json.loads((other / "manifest.json").read_text())
