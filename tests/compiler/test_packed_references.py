@@ -1,4 +1,4 @@
-"""The weights that auto-round makes of the same files, bit for bit; run if it is installed.
+"""The weights that auto-round makes of the same files, bit for bit.
 
 It rounds the product to the scale's type at once; ours is exact, and rounded here.
 """
@@ -11,7 +11,6 @@ import torch
 
 from draftwood.tests.packed_checkpoints import both
 
-pytest.importorskip("auto_round", reason="pip install auto-round")
 F16, BF16 = torch.float16, torch.bfloat16
 
 
