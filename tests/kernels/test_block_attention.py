@@ -1,15 +1,13 @@
 """Attention over blocks: its result, and that a row's bits are those of the row alone."""
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
-from draftwood.kernels import onnx_forms
+from draftwood.tests.exported import onnx_graph, opened
 
 B, HEADS, KV_HEADS = 64, 4, 2
 # Two fp32 programs that add in another order; measured 1e-6 at most.
@@ -79,7 +77,7 @@ class Operator(nn.Module):
 
 
 @pytest.fixture(scope="module", params=[64, 128], ids="dim={}".format)
-def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def session(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     given = arguments(case(request.param, 200, 70, 0))
     auto = torch.export.Dim.AUTO
     moving = {"query": [1], "bias": [0, 1], "home": [0, 3, 4], "weight": [1], "chain": [1], "nothing": []}
@@ -87,16 +85,7 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     program = torch.export.export(
         Operator(request.param), tuple(map(torch.from_numpy, given.values())), dynamic_shapes=(shapes,), strict=False
     )
-    path = tmp_path_factory.mktemp("blocks") / "one.onnx"
-    exported = torch.onnx.export(
-        program, dynamo=True, opset_version=18, custom_translation_table=onnx_forms(cpu=True), verbose=False,
-        input_names=list(given),
-    )  # fmt: skip
-    assert exported is not None
-    exported.save(path)
-    options = onnxruntime.SessionOptions()
-    options.use_per_session_threads = False  # the pool of tests/conftest.py
-    return request.param, onnxruntime.InferenceSession(Path(path), options, providers=["CPUExecutionProvider"])
+    return request.param, opened(onnx_graph(program, list(given), cpu=True))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -2,13 +2,12 @@
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
-import onnx
-import onnxruntime
+import onnx_ir as ir
 import pytest
 import torch
+from onnxruntime import InferenceSession, OrtValue
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -21,6 +20,7 @@ from draftwood.kernels import (
     onnx_forms,
 )
 from draftwood.kernels.experts import GROUPED_LINEAR
+from draftwood.tests.exported import onnx_graph, opened
 
 # T rows, H features, N query heads, K key/value heads, D head dimension, C cache slots, S seen slots
 
@@ -441,32 +441,17 @@ class OneOperator(torch.nn.Module):
         return self.operator(**dict(zip(self.tensors, tensors, strict=True)), **self.rest)
 
 
-def export(path: Path, name: str, arguments: tuple[tuple, dict], dynamic: dict[str, dict] | None = None) -> Path:
+def exported(name: str, arguments: tuple[tuple, dict], dynamic: dict[str, dict] | None = None) -> ir.Model:
     module = OneOperator(name, arguments)
     shapes = tuple((dynamic or {}).get(key) for key in module.tensors)
     program = torch.export.export(
         module, tuple(module.tensors.values()), dynamic_shapes=(shapes,) if dynamic else None, strict=False
     )
-    table = onnx_forms(cpu=CONTRACTS[name] in CPU_CONTRACTS)
     outputs = [f"out{i}" for i in range(len(CONTRACTS[name].operator._schema.returns))]
-    exported = torch.onnx.export(
-        program, dynamo=True, opset_version=18, custom_translation_table=table, verbose=False,
-        input_names=list(module.tensors), output_names=outputs,
-    )  # fmt: skip
-    assert exported is not None
-    exported.save(path)
-    onnx.checker.check_model(str(path))
-    return path
+    return onnx_graph(program, list(module.tensors), outputs, cpu=CONTRACTS[name] in CPU_CONTRACTS)
 
 
-def opened(path: Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.use_per_session_threads = False  # the pool of tests/conftest.py
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def onnx_run(path: Path, name: str, arguments: tuple[tuple, dict]) -> list[np.ndarray]:
-    session = opened(path)
+def onnx_run(session: InferenceSession, name: str, arguments: tuple[tuple, dict]) -> list[np.ndarray]:
     tensors = OneOperator(name, arguments).tensors
     feeds = {node.name: tensors[node.name].contiguous().numpy() for node in session.get_inputs()}
     return session.run(None, feeds)
@@ -481,24 +466,24 @@ PORTABLE = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", PORTABLE)
-def test_onnx_form(tmp_path: Path, case: str) -> None:
+def test_onnx_form(case: str) -> None:
     name, arguments = case.partition("/")[0], PORTABLE[case]()
-    path = export(tmp_path / "one.onnx", name, arguments)
-    model = onnx.load(path)
-    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 18)]
-    assert {node.domain for node in model.graph.node} == {""} and not model.functions
+    model = exported(name, arguments)
+    assert dict(model.opset_imports) == {"": 18}
+    assert {node.domain for node in model.graph} == {""} and not model.functions
     # The second output of attention, its log-sum-exp, is an empty placeholder.
     count = 1 if name == "npu_fused_infer_attention_score" else None
-    for got, wanted in zip(onnx_run(path, name, arguments)[:count], call(name, arguments)[:count], strict=True):
+    outputs = onnx_run(opened(model), name, arguments)[:count]
+    for got, wanted in zip(outputs, call(name, arguments)[:count], strict=True):
         assert_close(got, wanted, RUNTIME)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_onnx_form_of_a_fully_masked_row_is_finite(tmp_path: Path) -> None:
+def test_onnx_form_of_a_fully_masked_row_is_finite() -> None:
     arguments = attention_arguments()
     arguments[1]["atten_mask"][0, 0, 1] = True
-    path = export(tmp_path / "one.onnx", "npu_fused_infer_attention_score", arguments)
-    got = onnx_run(path, "npu_fused_infer_attention_score", arguments)[0]
+    session = opened(exported("npu_fused_infer_attention_score", arguments))
+    got = onnx_run(session, "npu_fused_infer_attention_score", arguments)[0]
     wanted = call("npu_fused_infer_attention_score", arguments)[0]
     assert_close(got[:, :, [0, 2]], wanted[:, :, [0, 2]], RUNTIME)
     assert np.isfinite(got).all()
@@ -516,14 +501,13 @@ SYMBOLIC = {
 
 
 @pytest.fixture(scope="module")
-def symbolic(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("symbolic")
-    return {name: export(folder / f"{name}.onnx", name, ARGUMENTS[name](), SYMBOLIC[name]) for name in SYMBOLIC}
+def symbolic() -> dict[str, InferenceSession]:
+    return {name: opened(exported(name, ARGUMENTS[name](), sizes)) for name, sizes in SYMBOLIC.items()}
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("rows", [1, 2, 9])
-def test_rotary_rows_in_onnxruntime(symbolic: dict[str, Path], rows: int) -> None:
+def test_rotary_rows_in_onnxruntime(symbolic: dict[str, InferenceSession], rows: int) -> None:
     arguments = rows_arguments(rows)
     (got,) = onnx_run(symbolic["rotary_rows"], "rotary_rows", arguments)
     assert_close(got, call("rotary_rows", arguments)[0], RUNTIME)
@@ -534,7 +518,9 @@ def test_rotary_rows_in_onnxruntime(symbolic: dict[str, Path], rows: int) -> Non
     [(1, 1, 8), (4, 4, 8), (1, 7, 8), (5, 12, 40), (3, 16, 16)],
     ids=["T=1 on an empty cache", "tree on an empty cache", "T=1", "tree", "up to the last slot"],
 )
-def test_append_attention_in_onnxruntime(symbolic: dict[str, Path], rows: int, seen: int, slots: int) -> None:
+def test_append_attention_in_onnxruntime(
+    symbolic: dict[str, InferenceSession], rows: int, seen: int, slots: int
+) -> None:
     arguments = append_arguments(rows, seen, slots)
     got = onnx_run(symbolic["append_attention"], "append_attention", arguments)
     wanted = call("append_attention", arguments)
@@ -543,11 +529,10 @@ def test_append_attention_in_onnxruntime(symbolic: dict[str, Path], rows: int, s
         assert np.array_equal(got[side][:, :, :seen], wanted[side][:, :, :seen])
 
 
-def bound_run(path: Path, arguments: tuple, aliased: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+def bound_run(session: InferenceSession, arguments: tuple, aliased: bool) -> tuple[np.ndarray, list[np.ndarray]]:
     """The rows of the step and the caches that were given to it, afterwards."""
-    session = opened(path)
     tensors = OneOperator("append_attention", (arguments, {})).tensors
-    values = {key: onnxruntime.OrtValue.ortvalue_from_numpy(t.numpy().copy()) for key, t in tensors.items()}
+    values = {key: OrtValue.ortvalue_from_numpy(t.numpy().copy()) for key, t in tensors.items()}
     binding = session.io_binding()
     for node in session.get_inputs():
         binding.bind_ortvalue_input(node.name, values[node.name])
@@ -561,7 +546,7 @@ def bound_run(path: Path, arguments: tuple, aliased: bool) -> tuple[np.ndarray, 
     return binding.copy_outputs_to_cpu()[0], [values[side].numpy().copy() for side in ("key_cache", "value_cache")]
 
 
-def test_append_attention_writes_a_shared_buffer_in_place(symbolic: dict[str, Path]) -> None:
+def test_append_attention_writes_a_shared_buffer_in_place(symbolic: dict[str, InferenceSession]) -> None:
     arguments = append_arguments(4, 12, 40)[0]
     wanted = call("append_attention", (arguments, {}))
     apart, untouched = bound_run(symbolic["append_attention"], arguments, aliased=False)
@@ -574,12 +559,12 @@ def test_append_attention_writes_a_shared_buffer_in_place(symbolic: dict[str, Pa
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("rows", "seen"), [(1, 7), (5, 12), (4, 4)])
-def test_append_attention_without_bias_hides_what_is_later(tmp_path: Path, rows: int, seen: int) -> None:
+def test_append_attention_without_bias_hides_what_is_later(rows: int, seen: int) -> None:
     *before, bias, last, total, heads, kv_heads, scale = append_arguments(rows, seen)[0]
     open_, none = ((*before, b, last, total, heads, kv_heads, scale) for b in (torch.zeros_like(bias), None))
     wanted = call("append_attention", (open_, {}))
     assert all(map(torch.equal, call("append_attention", (none, {})), wanted))
-    got = onnx_run(export(tmp_path / "one.onnx", "append_attention", (none, {})), "append_attention", (none, {}))
+    got = onnx_run(opened(exported("append_attention", (none, {}))), "append_attention", (none, {}))
     assert_close(got[0], wanted[0], RUNTIME)
 
 

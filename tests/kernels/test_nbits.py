@@ -1,15 +1,14 @@
 """Products of packed weights: the reference by hand, onnxruntime against the reference, and rows on their own."""
 
-from pathlib import Path
-
 import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
 
-from draftwood.kernels import nbits, onnx_forms
+from draftwood.kernels import nbits
 from draftwood.kernels.nbits import BLOCK, packed_blocks, rounded_blocks
+from draftwood.tests.exported import onnx_graph, opened
 
 # T rows, H inputs, O outputs, B blocks
 H, O = 352, 40  # noqa: E741  (eleven blocks: zeros of four bits end in half a byte)
@@ -41,14 +40,9 @@ class Layer(nn.Module):
 FORMS = pytest.mark.parametrize(("bits", "zeros"), [(4, False), (4, True), (8, False), (8, True)])
 
 
-def exported(layer: Layer, path: Path, cpu: bool = True) -> ort.InferenceSession:
+def exported(layer: Layer, cpu: bool = True) -> ort.InferenceSession:
     program = torch.export.export(layer, (noise(3, H),), dynamic_shapes=({0: torch.export.Dim("T")},))
-    torch.onnx.export(
-        program, dynamo=True, opset_version=18, custom_translation_table=onnx_forms(cpu), verbose=False
-    ).save(str(path))
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False  # the tests share a pool
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return opened(onnx_graph(program, cpu=cpu))
 
 
 def test_a_block_has_a_scale_of_its_own() -> None:
@@ -88,9 +82,9 @@ def test_the_reference_unpacks_no_more_than_a_piece_at_a_time(
 
 @FORMS
 @pytest.mark.parametrize("cpu", [True, False], ids=["cpu", "static"])
-def test_onnxruntime_computes_the_reference(bits: int, zeros: bool, cpu: bool, tmp_path: Path) -> None:
+def test_onnxruntime_computes_the_reference(bits: int, zeros: bool, cpu: bool) -> None:
     layer = Layer(bits, zeros)
-    session = exported(layer, tmp_path / "layer.onnx", cpu)
+    session = exported(layer, cpu)
     for rows in (1, 2, 5, 16):
         x = noise(rows, H, seed=rows)
         got, want = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0], layer(x).numpy()
@@ -100,9 +94,9 @@ def test_onnxruntime_computes_the_reference(bits: int, zeros: bool, cpu: bool, t
 
 
 @FORMS
-def test_a_row_has_the_same_bits_whatever_stands_beside_it(bits: int, zeros: bool, tmp_path: Path) -> None:
+def test_a_row_has_the_same_bits_whatever_stands_beside_it(bits: int, zeros: bool) -> None:
     """On processors without AVX-512 four bits are summed in another order for a row alone; the engine runs none."""
-    session = exported(Layer(bits, zeros, bias=False), tmp_path / "layer.onnx")
+    session = exported(Layer(bits, zeros, bias=False))
     name, x = session.get_inputs()[0].name, noise(33, H, seed=7).numpy()
     pairs = np.concatenate([session.run(None, {name: np.stack([row, row])})[0][:1] for row in x])
     for rows in (2, 3, 4, 5, 7, 8, 13, 16, 33):
@@ -124,12 +118,12 @@ class WithMinimum(Layer):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("cpu", [True, False])
-def test_a_minimum_is_multiplied_by_the_sums_of_a_rows_blocks(bits: int, cpu: bool, tmp_path: Path) -> None:
+def test_a_minimum_is_multiplied_by_the_sums_of_a_rows_blocks(bits: int, cpu: bool) -> None:
     layer, x_TH = WithMinimum(bits), noise(7, H, seed=4)
     sums_TB = x_TH.double().unflatten(1, (-1, BLOCK)).sum(-1)
     want_TO = rounded_blocks(x_TH).double() @ layer.matrix.t() + sums_TB @ layer.minimum_BO.double() + layer.bias
     assert torch.allclose(layer(x_TH).double(), want_TO, atol=TOLERANCE * float(want_TO.abs().max()))
-    session = exported(layer, tmp_path / "layer.onnx", cpu)
+    session = exported(layer, cpu)
     name = session.get_inputs()[0].name
     got_TO = session.run(None, {name: x_TH.numpy()})[0]
     # At level 4 onnxruntime may round a number that lies half between two steps to the other one.

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from draftwood.kernels import onnx_forms, quantised
+from draftwood.kernels import quantised
 from draftwood.kernels.quantised import LEAST, products, quantise_rows
 from draftwood.runtime.engines.sessions import products_saturate
+from draftwood.tests.exported import onnx_graph, opened
 
 # T rows, H inputs, O outputs
 H, O = 1500, 40  # noqa: E741  (more inputs than one exact sum in fp32 takes)
@@ -35,21 +36,15 @@ class Layer(nn.Module):
         return torch.ops.draftwood.quantised_linear(x, *self.weights)
 
 
-def exported(layer: Layer, path: Path, *more: str, exact: bool = False, cpu: bool = False) -> ort.InferenceSession:
+def exported(layer: Layer, *more: str, exact: bool = False, cpu: bool = False) -> ort.InferenceSession:
     """The layer's ONNX form on onnxruntime; the results of operators ``more`` are outputs as well."""
     rows = {0: torch.export.Dim("T")}
     program = torch.export.export(layer, (noise(3, H),), dynamic_shapes=(rows,))
-    model = torch.onnx.export(
-        program, dynamo=True, opset_version=18, custom_translation_table=onnx_forms(cpu), verbose=False
-    ).model
+    model = onnx_graph(program, cpu=cpu)
     for node in list(model.graph):
         if node.op_type in more:
             model.graph.outputs.append(node.outputs[0])
-    torch.onnx.ONNXProgram(model, program).save(str(path))
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False  # the tests share a pool
-    options.add_session_config_entry("session.x64quantprecision", str(int(exact)))
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return opened(model, exact)
 
 
 @pytest.mark.parametrize("outputs", [7, 512], ids=["in pieces", "whole"])
@@ -85,12 +80,10 @@ def test_a_row_has_the_same_bits_beside_any_others(weights: tuple[Tensor, Tensor
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_onnx_form_is_the_reference_bit_for_bit(
-    weights: tuple[Tensor, Tensor, Tensor], bias: bool, tmp_path: Path
-) -> None:
+def test_the_onnx_form_is_the_reference_bit_for_bit(weights: tuple[Tensor, Tensor, Tensor], bias: bool) -> None:
     """The bias too: a scale applied after it would change it."""
     layer = Layer(weights, bias)
-    session = exported(layer, tmp_path / "layer.onnx", "MatMulInteger", exact=bias or products_saturate())
+    session = exported(layer, "MatMulInteger", exact=bias or products_saturate())
     for rows in (1, 2, 16):
         x = noise(rows, H, seed=5)
         x[-1] = 0.0
@@ -100,10 +93,10 @@ def test_the_onnx_form_is_the_reference_bit_for_bit(
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_cpus_form_has_the_same_bits(weights: tuple[Tensor, Tensor, Tensor], bias: bool, tmp_path: Path) -> None:
+def test_a_cpus_form_has_the_same_bits(weights: tuple[Tensor, Tensor, Tensor], bias: bool) -> None:
     """Of numbers that lie half between two steps, too, and of rows of zeros."""
     layer = Layer(weights, bias)
-    session = exported(layer, tmp_path / "layer.onnx", exact=bias or products_saturate(), cpu=True)
+    session = exported(layer, exact=bias or products_saturate(), cpu=True)
     for rows in (1, 2, 16):
         x = noise(rows, H, seed=7)
         x[0, :254], x[0, 254:] = torch.arange(-127, 127) + 0.5, 0.0

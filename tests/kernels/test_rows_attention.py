@@ -1,14 +1,11 @@
 """A CPU's attention of a step's rows: the reference by hand, and onnxruntime against the reference."""
 
-from pathlib import Path
-
 import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
 
-from draftwood.kernels import onnx_forms
+from draftwood.tests.exported import onnx_graph, opened
 
 # T rows, A of them in attention, N query heads, K key/value heads, D head dimension, C slots, S seen slots, P positions
 N, K, C, P = 4, 2, 32, 32
@@ -97,18 +94,12 @@ def test_the_reference_is_attention_over_kept_slots_and_ancestors(dim: int, norm
 
 
 @FORMS
-def test_onnxruntime_computes_the_reference(dim: int, normed: bool, tmp_path: Path) -> None:
+def test_onnxruntime_computes_the_reference(dim: int, normed: bool) -> None:
     layer, auto = Rows(dim, normed), torch.export.Dim.AUTO
     example = layer.arguments([0, 0, 0, 1, 2], 9, 1)
     sizes = ({0: auto}, None, None, {1: auto}, {0: auto}, {1: auto}, {2: auto, 3: auto}, None, None)
     program = torch.export.export(layer, example, dynamic_shapes=(*sizes[:3], sizes[3:]))
-    table, path = onnx_forms(cpu=True), tmp_path / "rows.onnx"
-    torch.onnx.export(program, dynamo=True, opset_version=18, custom_translation_table=table, verbose=False).save(
-        str(path)
-    )
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False  # the tests share a pool
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = opened(onnx_graph(program, cpu=True))
     names = [one.name for one in session.get_inputs()]
     for case in CASES.values():
         given = layer.arguments(*case)

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
-from draftwood.kernels import onnx_forms
+from draftwood.tests.exported import onnx_graph, opened
 
 V, LAYERS, HIDDEN = 101, 8, 64
 HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, DRAFT = 4, 2, 16, 96, 40
@@ -241,14 +240,7 @@ def make() -> object:
         ) -> tuple[torch.export.ExportedProgram, list[np.ndarray]]:
             """The trace of a step, and onnxruntime's results for its translation."""
             program = torch.export.export(step.eval(), tuple(inputs), strict=False)
-            exported = torch.onnx.export(
-                program, dynamo=True, opset_version=18, custom_translation_table=onnx_forms(False), verbose=False
-            )
-            options = onnxruntime.SessionOptions()
-            options.use_per_session_threads = False
-            session = onnxruntime.InferenceSession(
-                exported.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+            session = opened(onnx_graph(program, cpu=False))
             given = {spec.name: t.numpy() for spec, t in zip(session.get_inputs(), inputs, strict=True)}
             return program, session.run(None, given)
 
