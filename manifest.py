@@ -340,9 +340,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         data = read_regular(path, MOST_BYTES)
     except OSError as error:
-        raise BundleError(
-            f"{folder}: no readable {MANIFEST_FILE} ({error.strerror}); expected a folder made by draftwood build"
-        ) from None
+        raise BundleError(f"{folder}: {_no_bundle(folder, error)}") from None
     try:
         version = msgspec.json.decode(data, type=_Version).schema_version
         if version != SCHEMA_VERSION:
@@ -352,6 +350,16 @@ def read_manifest(folder: Path) -> Manifest:
         return msgspec.json.decode(data, type=Manifest)
     except DAMAGED as error:
         raise BundleError(f"{path}: damaged ({error}); build the bundle again") from error
+
+
+def _no_bundle(folder: Path, error: OSError) -> str:
+    """The reason why a folder has no manifest, and the way out: people often name the model itself."""
+    reason = f"no readable {MANIFEST_FILE} ({error.strerror})"
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        if folder.suffix == ".gguf" or (folder / "config.json").is_file():
+            return f"no bundle but a model; expected what draftwood make {folder} --out BUNDLE writes"
+        reason = reason if folder.exists() else "no such folder"
+    return f"{reason}; expected a bundle, as draftwood make or draftwood build writes it"
 
 
 class _Version(msgspec.Struct):

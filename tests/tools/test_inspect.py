@@ -83,7 +83,7 @@ def test_a_bundle_as_text(tiny_bundle: Path, capsys: pytest.CaptureFixture[str])
         ("full:0", "whole numbers from 1"),
         ("round:3", "unknown kind 'round'"),
         ("chain:1,chain:2", "expected one"),
-        (".", "expected a folder made by draftwood build"),
+        (".", "expected a bundle, as draftwood make or draftwood build writes it"),
         ("x" * 300, "cannot be opened"),
     ],
     ids=["no such file", "zero", "unknown kind", "two trees", "not a bundle", "name too long"],

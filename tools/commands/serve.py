@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
+from draftwood.manifest import read_manifest
 from draftwood.tools import demo
 from draftwood.tools.commands.arguments import add_opening_arguments, opening_of
 
@@ -103,7 +104,12 @@ def limits_of(args: argparse.Namespace) -> dict[str, int]:
 
 
 def named(entries: list[str]) -> dict[str, Path]:
-    """Bundles by the names that requests know them by; RequestError where two have one name or one is no folder."""
+    """Bundles by the names that requests know them by.
+
+    Raises:
+        RequestError: two have one name.
+        BundleError: one is no bundle.
+    """
     bundles: dict[str, Path] = {}
     for entry in entries:
         name, separator, folder = entry.partition("=")
@@ -111,8 +117,7 @@ def named(entries: list[str]) -> dict[str, Path]:
         name = name if separator else entry if entry == demo.NAME else path.resolve().name
         if name in bundles:
             raise RequestError(f"{entry}: two bundles are named {name}; give NAME=FOLDER")
-        if not path.is_dir():
-            raise RequestError(f"{path}: no such folder; expected a bundle, as draftwood build makes it")
+        read_manifest(path)  # a folder that no engine could open is refused here, in one line
         bundles[name] = path
     return bundles
 

@@ -8,6 +8,7 @@ import pytest
 from draftwood.errors import BundleError
 from draftwood.manifest import SCHEMA_VERSION, list_file
 from draftwood.runtime.bundle import Bundle
+from draftwood.tools.commands.serve import named
 
 
 @pytest.fixture
@@ -53,9 +54,24 @@ def test_a_manifest_that_is_no_json_is_refused(copy: Path) -> None:
         Bundle.open(copy)
 
 
-def test_a_folder_without_manifest_is_no_bundle(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="made by draftwood build"):
-        Bundle.open(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("empty", r"no readable manifest\.json .*; expected a bundle"),
+        ("missing", "no such folder; expected a bundle"),
+        ("model.gguf", r"no bundle but a model; .*draftwood make .*model\.gguf --out BUNDLE"),
+        ("checkpoint", r"no bundle but a model; .*draftwood make .*checkpoint --out BUNDLE"),
+    ],
+)
+def test_a_path_that_is_no_bundle_is_refused_with_the_way_to_one(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "config.json").write_text("{}")
+    with pytest.raises(BundleError, match=says):
+        Bundle.open(tmp_path / name)
+    with pytest.raises(BundleError, match=says):
+        named([f"name={tmp_path / name}"])
 
 
 def test_a_tree_with_a_cycle_is_refused(copy: Path) -> None:
