@@ -240,7 +240,7 @@ def plan(folder: Path) -> None:
         counted.add((0, 2) if number % 2 else (), group=str(number), context=412)
     write_calibration(counted, folder / "counted.bin")
     with chdir(folder):
-        assert cli.main(["plan", "--stats", "counted.bin", "--max-nodes", "4", "--out", "plan.json"]) == 0
+        assert cli.main(["plan", "counted.bin", "--max-nodes", "4", "--out", "plan.json"]) == 0
 
 
 def small(words: list[str]) -> list[str]:

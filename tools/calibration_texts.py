@@ -44,7 +44,7 @@ def read_texts(path: Path, tokenizer: Tokenizer, limit: int, longest: int) -> Te
             break
     if len(texts) < _WITHHELD:
         raise RequestError(
-            f"--calibration {path}: {len(texts)} texts of {LEAST_TOKENS} tokens or more; expected at least {_WITHHELD}"
+            f"{path}: {len(texts)} texts of {LEAST_TOKENS} tokens or more; expected at least {_WITHHELD}"
         )
     withheld = [number % _WITHHELD == _WITHHELD - 1 for number in range(len(texts))]
     return Texts(
@@ -60,6 +60,5 @@ def _text(path: Path, number: int, line: str) -> str:
         return "\n".join(part["content"] if isinstance(part, dict) else part for part in parts)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RequestError(
-            f'--calibration {path}, line {number}: expected {{"text": "..."}}, or prompt, turns or messages; got'
-            f" {line[:60]!r}"
+            f'{path}, line {number}: expected {{"text": "..."}}, or prompt, turns or messages; got {line[:60]!r}'
         ) from None

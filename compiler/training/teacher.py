@@ -21,7 +21,6 @@ from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.compiler.teachers.experts import MixtureLayer
 from draftwood.compiler.teachers.registry import family_of, make_decoder
-from draftwood.errors import RequestError
 
 # B texts, T new tokens of each, X = B * T rows, S tokens of a whole text, C columns of a cache, H hidden size,
 # A width of the states of all layers asked for, N query heads, K key/value heads, G query heads a key head,
@@ -74,7 +73,7 @@ class FrozenTeacher:
         Raises:
             CheckpointError: the folder is not a teacher that Draftwood supports.
         """
-        checkpoint, device = Checkpoint.open(folder), device or device_named(None)
+        checkpoint, device = Checkpoint.open(folder), device or training_device()
         config = checkpoint.config
         dtype = torch.float32 if config.quantised else dtype
         with torch.device("meta"):
@@ -198,18 +197,9 @@ class FrozenTeacher:
         return [rows.to(self.dtype).unflatten(0, shape).transpose(1, 2) for rows in (q, k, v)]
 
 
-def device_named(name: str | None) -> torch.device:
-    """The device of a name, ``cpu`` or ``cuda``; without one the GPU if there is one.
-
-    Raises:
-        RequestError: ``cuda`` if PyTorch finds no GPU.
-    """
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        raise RequestError(
-            f"--device cuda: PyTorch {torch.__version__} finds no GPU; install a build for CUDA, or take --device cpu"
-        )
-    return torch.device(name or ("cuda" if there else "cpu"))
+def training_device() -> torch.device:
+    """The GPU if PyTorch finds one, else the CPU; ``CUDA_VISIBLE_DEVICES`` hides GPUs."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _typed(name: str, weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -71,7 +71,7 @@ class _Levels:
     @property
     def chances(self) -> list[float]:
         """Chances that a step which came to a level goes on."""
-        return [hits / asked for hits, asked in zip(self._hits, self._asked, strict=True)]
+        return [hits / answers for hits, answers in zip(self._hits, self._asked, strict=True)]
 
     def count(self, passed: int, asked: int) -> None:
         """Enters a step that asked about the first ``asked`` levels and ``passed`` so many."""

@@ -13,6 +13,7 @@ import pytest
 
 import draftwood
 from draftwood.errors import NumericError, RequestError
+from draftwood.runtime import opened
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import registry
@@ -49,6 +50,15 @@ def test_opening_again_imports_what_it_needs(tiny_bundle: Path, python: Callable
     unused = ("asyncio", "ssl", "jinja2", "importlib.metadata", "torch", "llguidance")
     code = f"import sys, draftwood\nwith draftwood.open({str(tiny_bundle)!r}, threads=1) as model:\n"
     assert python(f"{code}    print(*sorted(set({unused}) & set(sys.modules)))").split() == []
+
+
+def test_the_times_are_those_that_were_tuned_with_as_many_threads(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+    monkeypatch.setattr(opened, "tuned_times", lambda bundle, engine, threads: asked.append(threads) or ())
+    draftwood.open(tiny_bundle, threads=1).close()
+    assert asked == [1]
 
 
 @pytest.mark.parametrize("prompt", [3, None, [1, "a"], [{"role": "user"}], [True], {"chat": []}], ids=str)

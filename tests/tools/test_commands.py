@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwood.runtime import opened
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.bitwise import BitwiseEngine
@@ -116,15 +115,6 @@ def test_run_falls_back_to_what_there_is_and_counts_it(
     assert main([*line, "--fallback"]) == 0
     usual = json.loads(capsys.readouterr().out)
     assert usual["token_ids"] == result["token_ids"] and usual["fallback_steps"] == 0
-
-
-def test_run_takes_the_times_that_were_tuned_with_as_many_threads(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[int | None] = []
-    monkeypatch.setattr(opened, "tuned_times", lambda bundle, engine, threads: asked.append(threads) or ())
-    output(capsys, "run", tiny_bundle, "--prompt", "the cat", "--threads", "1", "--max-new-tokens", "2")
-    assert asked == [1]
 
 
 def test_run_writes_a_trace(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

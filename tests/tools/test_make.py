@@ -40,11 +40,11 @@ def prompts(tmp_path: Path) -> Path:
 
 def report_of(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict, str]:
     """The report of `make`, as it is kept next to the bundle, and its messages on the way."""
-    code = main(["make", *map(str, words), "--json"])
+    code = main(["make", *map(str, words)])
     out, err = capsys.readouterr()
     assert code == 0, err
     report = json.loads((Path(f"{words[-1]}.make") / "report.json").read_text())
-    assert json.loads(out) == report
+    assert all(line in out for line in (report["bundle"], *report["gears"], *report["commands"]))
     return report, err
 
 

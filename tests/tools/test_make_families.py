@@ -63,9 +63,9 @@ def test_what_transformers_writes_is_made(
 ) -> None:
     model, out = written(tmp_path / family, family), tmp_path / "bundle"
     line = ["make", model, "--prompts", prompts_in(tmp_path), "--kv", 256, "--precision", "exact", "--batch-size", 1]
-    line += ["--out", out, "--json"]
+    line += ["--out", out]
     assert main([*map(str, line)]) == 0, capsys.readouterr().err
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads((tmp_path / "bundle.make" / "report.json").read_text())
     assert report["ok"] and report["bench"]["identical"] == report["bench"]["turns"]
     assert Bundle.open(out).manifest.teacher.config["family"] == json.loads((model / "config.json").read_text())[
         "model_type"

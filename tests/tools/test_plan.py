@@ -50,7 +50,7 @@ def latency(tmp_path: Path) -> Path:
 
 def test_a_plan_is_what_the_counts_say(stats: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    assert run("--stats", stats, "--max-nodes", 12, "--max-gears", 2, "--out", out) == 0
+    assert run(stats, "--max-nodes", 12, "--max-gears", 2, "--out", out) == 0
     found = json.loads(out.read_text())
     tree = found["trees"][1]
     assert tree["name"] == "planned-13" and len(tree["paths"]) == 12
@@ -73,7 +73,7 @@ def test_explain_says_why_and_draws(
 ) -> None:
     capsys.readouterr()
     out = tmp_path / "plan.json"
-    assert run("--stats", stats, "--latency", latency, "--explain", "--out", out) == 0
+    assert run(stats, "--latency", latency, "--explain", "--out", out) == 0
     said = capsys.readouterr().out
     for word in ("medusa-greedy", "sequoia", "cost staircase at KV length 512", "<- least time per token",
                  "no other set", "what each node gains"):  # fmt: skip
@@ -84,7 +84,7 @@ def test_explain_says_why_and_draws(
 
 def test_summary_is_short(stats: Path, latency: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert run("--stats", stats, "--latency", latency, "--out", tmp_path / "plan.json") == 0
+    assert run(stats, "--latency", latency, "--out", tmp_path / "plan.json") == 0
     said = capsys.readouterr().out
     assert "times plain decoding, on held-out ones" in said and len(said.splitlines()) < 25
     found = json.loads((tmp_path / "plan.json").read_text())
@@ -99,14 +99,14 @@ def test_greedy_and_sampled_text_are_planned_for_together_and_believed_apart(tmp
         sampled.add((0,)[: i % 2], group=f"text {i}", sampled=True)
     for name, found in (("greedy", greedy), ("sampled", sampled)):
         write_calibration(found, tmp_path / name)
-    assert run("--stats", tmp_path / "sampled", tmp_path / "greedy", "--out", tmp_path / "plan") == 0
+    assert run(tmp_path / "sampled", tmp_path / "greedy", "--out", tmp_path / "plan") == 0
     found = parse_plan((tmp_path / "plan").read_text(), "plan")
     assert sum(found.contexts.values()) == 800 and found.planning.sampled is not None
     assert found.planning.greedy.first > found.planning.sampled.first
     greedy.merge(sampled)
     write_calibration(greedy, tmp_path / "greedy")
     with pytest.raises(RequestError, match="400 of 800 contexts are of sampled text; expected greedy text alone"):
-        run("--stats", tmp_path / "greedy", tmp_path / "sampled", "--out", tmp_path / "none")
+        run(tmp_path / "greedy", tmp_path / "sampled", "--out", tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_greedy_and_sampled_text_are_planned_for_together_and_believed_apart(tmp
         (("--max-nodes", 0), "1 or more nodes"),
         (("--max-gears", 0), "1 or more gears"),
         (("--latency", "nowhere.json"), "cannot be read"),
-        (("--stats", "nowhere"), "cannot read the calibration statistics"),
+        (("nowhere",), "cannot read the calibration statistics"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_writes_nothing(
@@ -123,5 +123,5 @@ def test_what_cannot_be_used_is_one_line_and_writes_nothing(
 ) -> None:
     out = tmp_path / "plan.json"
     with pytest.raises((TreeError, RequestError), match=message) as caught:
-        run("--stats", stats, "--out", out, *arguments)
+        run(stats, *arguments, "--out", out)
     assert "\n" not in str(caught.value) and not out.exists()

@@ -39,7 +39,7 @@ def quantize(
 ) -> Callable[..., tuple[Path, dict]]:
     def run(*more: str, model: Path = tiny_teacher) -> tuple[Path, dict]:
         out = tmp_path / "out"
-        given = [str(model), "--calibration", str(texts), "--out", str(out), "--json", *more]
+        given = [str(model), str(texts), "--out", str(out), "--json", *more]
         code = cli.main(["quantize", *given])
         captured = capsys.readouterr()
         return out, json.loads(captured.out) if code == 0 else {"error": captured.err, "code": code}
@@ -211,7 +211,7 @@ def test_without_a_folder_precisions_are_compared_and_nothing_is_written(
     # Four bits of random weights err by 0.07 a layer. All texts are one, joined.
     plain = (tiny_teacher, ["nbits", "w8a8", "nbits8"])
     for model, names in ((tmp_path / "packed", ["nbits", "w8a8"]), (quantised_teacher, ["nbits"]), plain):
-        assert cli.main(["quantize", str(model), "--calibration", str(texts), "--json"]) == 0
+        assert cli.main(["quantize", str(model), str(texts), "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert list(found) == names and all(one["texts"] == 1 and 0 < one["errors"][-1] < 0.4 for one in found.values())
     assert found["nbits8"]["errors"][-1] < found["nbits"]["errors"][-1]

@@ -56,7 +56,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect", "MODEL"),
     "build": ("build", "MODEL", "--out", "OUT"),
     "make": ("make", "MODEL", "--prompts", "PROMPTS", "--out", "OUT"),
-    "quantize": ("quantize", "MODEL", "--calibration", "PROMPTS", "--out", "OUT"),
+    "quantize": ("quantize", "MODEL", "PROMPTS", "--out", "OUT"),
     "distill": ("distill", "MODEL", "--data", "PROMPTS", "--out", "OUT"),
 }
 

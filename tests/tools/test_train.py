@@ -632,20 +632,20 @@ def run(*words: object) -> int:
 
 
 def test_command(folder: Path, tmp_path: Path, capsys) -> None:
-    common = [folder / "counting", "--data", folder / "counted", "--out", tmp_path / "out"]
+    common = [folder / "counting", folder / "counted", "--out", tmp_path / "out"]
     assert run("medusa", *common, "--steps", 2, "--levels", 2, "--layers", 2) == 0
     assert "held-out" in capsys.readouterr().out
     assert (tmp_path / "out" / "medusa_lm_head.safetensors").is_file()
     with pytest.raises(RequestError, match="not an option of medusa"):
         run("medusa", *common, "--draft-vocab", 9)
     with pytest.raises(RequestError, match="no such folder"):
-        run("medusa", *common[:1], "--data", tmp_path / "nothing", "--out", tmp_path / "out")
+        run("medusa", *common[:1], tmp_path / "nothing", "--out", tmp_path / "out")
     with pytest.raises(RequestError, match="positive"):
         run("medusa", *common, "--steps", 0)
     with pytest.raises(RequestError, match="run distill"):
-        run("eagle3", *common[:1], "--data", tmp_path, "--out", tmp_path / "other")
+        run("eagle3", *common[:1], tmp_path, "--out", tmp_path / "other")
     with pytest.raises(RequestError, match="another teacher"):
-        run("eagle3", folder / "noise", *common[1:3], "--out", tmp_path / "other")
+        run("eagle3", folder / "noise", *common[1:2], "--out", tmp_path / "other")
 
 
 def test_what_is_no_drafter_is_refused(folder: Path, tmp_path: Path) -> None:

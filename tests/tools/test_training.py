@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.compiler.training.losses import SHARPNESS, Distribution, HeadLoss, WrittenToken, drawn
-from draftwood.compiler.training.teacher import FrozenTeacher, device_named
+from draftwood.compiler.training.teacher import FrozenTeacher, training_device
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests.bpe import save_tokenizer, train_tokenizer
@@ -186,14 +186,10 @@ def test_progress_is_said_before_a_shard_is_whole(tmp_path: Path, capsys) -> Non
     assert json.loads(progress.log.read_text())["new_tokens"] == 8
 
 
-def test_a_gpu_that_is_not_there_is_named(teacher: Path, distilled: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    for words in (("distill", tmp_path / "rows.jsonl"), ("train", "medusa", distilled)):
-        asked = [*words[:-1], teacher, "--data", words[-1], "--out", tmp_path / "out", "--device", "cuda"]
-        assert cli.main([str(word) for word in asked]) == 2
-        assert "--device cuda" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    assert device_named("cpu") == device_named(None) == torch.device("cpu")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_gpu_is_taken_if_there_is_one(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
+    assert training_device() == torch.device(device)
 
 
 def test_distillation_resumes_shard_by_shard(teacher: Path, distilled: Path, tmp_path: Path) -> None:
@@ -403,18 +399,7 @@ def test_paths_equal_a_naive_count() -> None:
 
 def test_the_command_writes_texts_that_training_reads(teacher: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    words = [
-        "distill",
-        teacher,
-        "--out",
-        tmp_path / "out",
-        "--rows",
-        4,
-        "--device",
-        "cpu",
-        "--max-new-tokens",
-        2,
-    ]
+    words = ["distill", teacher, "--out", tmp_path / "out", "--rows", 4, "--max-new-tokens", 2]
     assert cli.main([str(word) for word in [*words, "--data", tmp_path / "rows.jsonl"]]) == 0
     assert "draftwood train" in capsys.readouterr().out
     assert set(Distilled.open(tmp_path / "out").index_W["temperature"]) == {

@@ -47,7 +47,7 @@ class StreamedAnswer:
 
 def our_command(bundle: Path) -> list[str]:
     """Serves a bundle, without keeping caches: prompts come again in every round."""
-    return [sys.executable, "-P", "-m", "draftwood.tools.cli", "serve", f"demo={bundle}", "--no-prefixes", "--no-page"]
+    return [sys.executable, "-P", "-m", "draftwood.tools.cli", "serve", f"demo={bundle}", "--no-prefixes"]
 
 
 def llama_command(file: Path, clients: int, context: int) -> list[str]:

@@ -30,11 +30,6 @@ _DECODING: dict[str, dict[str, Any]] = {
 # How a bundle is opened: flags by name, of fields of `Opening`.
 _OPENING: dict[str, dict[str, Any]] = {
     "threads": {"type": int, "metavar": "N", "help": "processors to use (default: all)"},
-    "cache-bytes": {
-        "type": int,
-        "metavar": "N",
-        "help": "of all texts' caches (default: for twice the texts of a launch)",
-    },
     "no-prefixes": {
         "dest": "prefixes",
         "action": "store_false",
@@ -127,8 +122,3 @@ def given_prompt(args: argparse.Namespace) -> Prompt:
             f"--chat {args.chat}: expected a list of messages, or an object that has it, got {chat!r:.60}"
         )
     return chat
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """Where a teacher writes texts or a drafter is trained."""
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")

@@ -9,7 +9,7 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("model", metavar="MODEL", help="the teacher's checkpoint")
-    parser.add_argument("--drafter", metavar="DIR", help="the drafter's, if the bundle has one")
+    parser.add_argument("drafter", nargs="?", metavar="DRAFTER", help="the drafter's, if the bundle has one")
 
 
 def main(args: argparse.Namespace) -> int:

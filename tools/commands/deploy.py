@@ -28,15 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N[:M]",
         help="engines of a bundle; with M as many up to it as texts need (default: 1)",
     )
-    parser.add_argument(
-        "--batch-size",
-        type=serve.number(1, 256),
-        default=8,
-        metavar="N",
-        help="that a replica takes at the same time; beyond that Ray starts another (default: 8)",
-    )
     parser.add_argument("--address", metavar="HOST:PORT", help="of a cluster that runs (default: Ray on this machine)")
-    parser.add_argument("--trusted-network", action="store_true", help="with --address: take a cluster without TLS")
     parser.add_argument("--print", action="store_true", help="print the applications as Ray Serve's file, and end")
 
 
@@ -62,15 +54,19 @@ def main(args: argparse.Namespace) -> int:
 def _deployed(args: argparse.Namespace, bundle: Path) -> Deployed:
     from draftwood.tools.cluster.replica import Deployed, manifest_digest
 
-    read_manifest(bundle)  # a bundle that no replica could open is refused here, in one line
+    manifest = read_manifest(bundle)  # a bundle that no replica could open is refused here, in one line
     least, most = args.replicas
     return Deployed(
         bundle=str(bundle.resolve()),
         manifest=manifest_digest(bundle),
         replicas=least,
         most_replicas=most,
-        texts=args.batch_size,
-        opening=opening_of(args, threads=args.threads or max(1, default_threads() // (least * len(args.bundles)))),
+        texts=max(graph.batch for lowered in manifest.graph_sets for graph in lowered.graphs),
+        opening=opening_of(
+            args,
+            threads=args.threads or max(1, default_threads() // (least * len(args.bundles))),
+            cache_bytes=serve.cache_bytes_of(args),
+        ),
     )
 
 

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from draftwood.errors import RequestError
-from draftwood.tools.commands.arguments import add_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows", type=int, default=14336, help="texts, rounded up to whole shards (default %(default)s)"
     )
     parser.add_argument("--max-new-tokens", type=int, default=160, metavar="N", help="of a text (default %(default)s)")
-    add_device(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    from draftwood.compiler.training.teacher import device_named
+    from draftwood.compiler.training.teacher import training_device
     from draftwood.tools.training.distill import distill
     from draftwood.tools.training.rows import held_out, read_data
     from draftwood.tools.training.team import Team
@@ -40,11 +38,11 @@ def main(args: argparse.Namespace) -> int:
     if own_prompts < 0:
         raise RequestError(f"--own-prompts {own_prompts}: expected 0 or more")
     rows = [row for row in read_data(args.data) if not held_out(row)]
-    device = device_named(args.device)
+    device = training_device()
     with Team.join(device) as team:
         distill(
             args.teacher, rows, args.out, rows=args.rows, own=own_prompts, new_tokens=args.max_new_tokens, team=team,
             device=device,
         )  # fmt: skip
-    print(f"{args.out}: written; next: draftwood train KIND {args.teacher} --data {args.out} --out DRAFTER")
+    print(f"{args.out}: written; next: draftwood train KIND {args.teacher} {args.out} --out DRAFTER")
     return 0

@@ -46,10 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--npu", nargs="?", type=Path, const=Path("npu-report.json"), metavar="FILE",
         help="try what an NPU can do, and write a report to send (default npu-report.json)",
     )  # fmt: skip
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, metavar="M",
-        help="of --npu: what is not begun by then is left out (default 60)",
-    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -70,7 +66,7 @@ def _npu(report: dict[str, Any], args: argparse.Namespace) -> int:
         except OSError as error:
             raise RequestError(f"--npu {args.npu}: cannot be written ({error.strerror}); name another file") from None
 
-    tried = npu_report(report, keep, args.minutes, lambda text: print(text, file=sys.stderr))
+    tried = npu_report(report, keep, say=lambda text: print(text, file=sys.stderr))
     text = json.dumps(tried, indent=2)
     print(text if args.json else f"{describe(tried)}\n\nwritten to {args.npu}; it holds no names and no folders")
     works = all(verdict["works"] for verdicts in tried["probes"].values() for verdict in verdicts)

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     parser.add_argument(
-        "--stats",
-        required=True,
+        "stats",
         nargs="+",
         type=Path,
-        metavar="FILE",
+        metavar="STATS",
         help="statistics that calibrate made; greedy text and sampled text in files of their own are planned for both",
     )
     parser.add_argument("--latency", type=Path, help="latency table that profile made; without one, trees by size")
@@ -80,7 +79,7 @@ def read_statistics(paths: Sequence[Path]) -> tuple[Calibration, Calibration | N
         return (sampled if sampled.contexts.total else greedy), None
     if greedy.sampled:
         raise RequestError(
-            f"--stats: {greedy.sampled} of {greedy.contexts.total} contexts are of sampled text; expected greedy text"
+            f"STATS: {greedy.sampled} of {greedy.contexts.total} contexts are of sampled text; expected greedy text"
             " alone next to a file of sampled text alone; calibrate at temperature 0 into a file of its own"
         )
     return greedy, sampled

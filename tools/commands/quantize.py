@@ -30,12 +30,11 @@ _LONGEST = 512
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="teacher: a Hugging Face folder, or demo")
     parser.add_argument(
-        "--calibration",
-        required=True,
+        "calibration",
         type=Path,
-        metavar="FILE",
-        help="texts, a JSON object a line with text, prompt, turns or messages; every fourth is withheld, and by these"
-        f" the result is compared with the original ({REPORT})",
+        metavar="TEXTS",
+        help="a file to calibrate with, a JSON object a line with text, prompt, turns or messages; every fourth is"
+        f" withheld, and by these the result is compared with the original ({REPORT})",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR",

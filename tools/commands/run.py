@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_decoding_arguments(parser)
     add_policy_argument(parser)
-    add_opening_arguments(parser, "threads", "fallback")
+    add_opening_arguments(parser, "fallback")
     parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of streaming the text")
 
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
     if args.trace:
         form_of(args.trace)  # a suffix that cannot be written is refused before the work
     trace = Trace() if args.trace else None
-    share_threads(args.threads)
+    share_threads()
     with draftwood.open(args.bundle, opening_of(args)) as model:
         if model.refused:
             print(f"draftwood: {model.refused}; decoding with {model.engine_name}", file=sys.stderr)

@@ -24,6 +24,7 @@ LIMITS = {
     "waiting": (0, 10**6, 64, "texts that wait for room, more get 503"),
     "per-key": (0, 10**6, 0, "requests of a key at once, more get 429, 0: any number"),
     "tokens": (1, 2**31 - 1, 4096, "of an answer"),
+    "caches": (0, 1 << 50, 0, "bytes of all texts' caches, 0: for twice the texts of a launch"),
     "body": (1, 1 << 30, 4 << 20, "bytes of a request"),
     "deadline": (1, 3600, 20, "seconds for a request to be whole"),
     "drain": (0, 86400, 30, "seconds for answers at SIGTERM"),
@@ -37,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help=f"keys, one a line; else those of {KEYS}, by commas"
     )
-    parser.add_argument("--no-key", action="store_true", help="listen beyond this machine without keys")
+    parser.add_argument(
+        "--trusted-network",
+        action="store_true",
+        help="listen beyond this machine without keys; deploy also takes a cluster without TLS",
+    )
     parser.add_argument(
         "--limit",
         action="append",
@@ -47,15 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="; ".join(f"{name}: {what} ({default})" for name, (*_, default, what) in LIMITS.items()) + "; repeatable",
     )
     parser.add_argument("--cors", action="append", default=[], metavar="ORIGIN", help="that may call; repeatable")
-    parser.add_argument("--no-page", action="store_true", help="without the page at /")
-    add_opening_arguments(parser, "threads", "cache-bytes", "no-prefixes")
+    add_opening_arguments(parser, "threads", "no-prefixes")
 
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.tools.serve.messages import EngineArguments
     from draftwood.tools.serve.model import ServedModel
 
-    opening = opening_of(args, waiting=limits_of(args)["waiting"])
+    opening = opening_of(args, waiting=limits_of(args)["waiting"], cache_bytes=cache_bytes_of(args))
 
     def served(name: str, bundle: Path, metrics: ModelMetrics) -> ServedModel:
         return ServedModel(name, EngineArguments(bundle=str(bundle), opening=opening), metrics)
@@ -74,9 +78,9 @@ def run(args: argparse.Namespace, served: Callable[[str, Path, ModelMetrics], Se
 
     keys = read_keys(args.api_key_file) if args.api_key_file else keys_of(os.environ.get(KEYS, ""))
     local = _local(args.host)
-    if not (local or keys or args.no_key):
+    if not (local or keys or args.trusted_network):
         raise RequestError(
-            f"--host {args.host}: anyone who reaches it could use it; give --api-key-file, or say --no-key"
+            f"--host {args.host}: anyone who reaches it could use it; give --api-key-file, or say --trusted-network"
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     logging.raiseExceptions = False  # a log that cannot be written stops nobody's text
@@ -88,7 +92,6 @@ def run(args: argparse.Namespace, served: Callable[[str, Path, ModelMetrics], Se
         deadline=limits["deadline"],
         per_key=limits["per-key"],
         origins=tuple(args.cors),
-        page=not args.no_page,
         any_host=not local,
     )
     metrics = Metrics()
@@ -101,6 +104,11 @@ def run(args: argparse.Namespace, served: Callable[[str, Path, ModelMetrics], Se
 def limits_of(args: argparse.Namespace) -> dict[str, int]:
     """Every limit by its name; of one that is given twice the last."""
     return {name: default for name, (*_, default, _) in LIMITS.items()} | dict(args.limit)
+
+
+def cache_bytes_of(args: argparse.Namespace) -> int | None:
+    """The budget for caches; None if the engine chooses it."""
+    return limits_of(args)["caches"] or None
 
 
 def named(entries: list[str]) -> dict[str, Path]:

@@ -9,22 +9,18 @@ from pathlib import Path
 from draftwood.compiler.drafters.kind import Kind, TrainingOption
 from draftwood.compiler.drafters.registry import kinds, names
 from draftwood.errors import RequestError
-from draftwood.tools.commands.arguments import add_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=names(), metavar="KIND", help=f"one of {', '.join(names())}")
     parser.add_argument("teacher", type=Path, metavar="MODEL", help="the teacher's folder")
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="DIR", help="texts of the teacher, written by draftwood distill"
-    )
+    parser.add_argument("data", type=Path, metavar="TEXTS", help="the teacher's, a folder that draftwood distill wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for drafter, log and checkpoint")
     parser.add_argument("--steps", type=int, default=1500, help="optimiser steps (default %(default)s)")
     parser.add_argument("--minutes", type=float, metavar="M", help="train for so long instead of --steps")
     parser.add_argument("--batch-size", type=int, default=16, help="texts a step (default %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="(default %(default)s)")
     parser.add_argument("--start", type=Path, metavar="DIR", help="a trained drafter of the kind to go on from")
-    add_device(parser)
     _add_options(parser.add_argument_group("of a kind"), kinds())
 
 
@@ -48,15 +44,15 @@ def _add_options(group: argparse._ArgumentGroup, kinds: Iterable[Kind]) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from draftwood.compiler.training.teacher import device_named
+    from draftwood.compiler.training.teacher import training_device
     from draftwood.tools.training.team import Team
     from draftwood.tools.training.trainer import train
 
-    device = device_named(args.device)
+    device = training_device()
     known = {name for kind in kinds() for name in kind.options}
     options = {name: value for name in known if (value := getattr(args, name)) is not None}
     if not args.data.is_dir():
-        raise RequestError(f"--data {args.data}: no such folder; write texts with draftwood distill")
+        raise RequestError(f"{args.data}: no such folder; write texts with draftwood distill")
     with Team.join(device) as team:
         final = train(
             args.kind, args.teacher, args.data, args.out, steps=args.steps, minutes=args.minutes, batch=args.batch_size,

@@ -188,7 +188,7 @@ def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str
     from draftwood.tools.calibration_texts import BUILT_IN
 
     out = work / "rounding.json"
-    words = ("quantize", args.model, "--calibration", str(args.prompts or BUILT_IN), "--json")
+    words = ("quantize", args.model, str(args.prompts or BUILT_IN), "--json")
     run([Stage("rounding", words, out, "holds every precision to the exact numbers")], work, given)
     differences: dict[str, dict[str, Any]] = json.loads(out.read_text())
     return differences

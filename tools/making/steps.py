@@ -88,7 +88,7 @@ def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
         rows = CHAIN_ROWS if chains else ROWS
         words = ("profile", str(first), "--rows", rows, "--batch-size", sizes, "--out", str(latency))
         yield Stage("times", words, latency, "times steps of so many rows here")
-    files = ("--stats", *map(str, stats), "--latency", str(latency))
+    files = (*map(str, stats), "--latency", str(latency))
     nodes = str(min(NODES, _most_rows(args) - 1))
     words = ("plan", *files, "--max-nodes", nodes, "--explain", "--out", str(plan))
     yield Stage("plan", words, plan, "chooses trees and gears")

@@ -70,7 +70,6 @@ class Settings:
     # Requests of one key at the same time; 0 is any number.
     per_key: int = 0
     origins: tuple[str, ...] = ()
-    page: bool = True
     # Whether requests may name any host, as they do through a proxy.
     any_host: bool = False
 
@@ -118,8 +117,7 @@ class Service:
             Route("/v1/chat/completions", _Posted(self.settings, self.chat), methods=["POST"]),
             Route("/v1/completions", _Posted(self.settings, self.complete), methods=["POST"]),
         ]
-        if self.settings.page:
-            routes += [Route(path, self.page, methods=["GET"]) for path in PAGE]
+        routes += [Route(path, self.page, methods=["GET"]) for path in PAGE]
         origins = list(self.settings.origins)
         cors = [Middleware(CORSMiddleware, allow_origins=origins, allow_headers=["*"], allow_methods=["GET", "POST"])]
         return Starlette(
@@ -273,7 +271,7 @@ class Guard:
         name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
         if not settings.any_host and not self._keys and name.lower() not in LOCAL_HOSTS:
             return RequestRefused("host: expected this machine's own name, got another", status=403)
-        if not self._keys or path == "/health" or (settings.page and path in PAGE):
+        if not self._keys or path == "/health" or path in PAGE:
             return None
         if settings.origins and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
             return None  # browsers ask so, and send no key, before they send a request with one

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.precision import compute_dtype
-from draftwood.compiler.training.teacher import FrozenTeacher, device_named
+from draftwood.compiler.training.teacher import FrozenTeacher, training_device
 from draftwood.errors import RequestError
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.made_from import read_note
@@ -166,7 +166,7 @@ def distill(
     Raises:
         RequestError: ``out`` holds shards of other settings.
     """
-    checkpoint, device = Checkpoint.open(teacher), device or device_named(None)
+    checkpoint, device = Checkpoint.open(teacher), device or training_device()
     batch, shard_rows = batch or BATCH[device.type], shard_rows or SHARD_ROWS[device.type]
     if min(rows, new_tokens, batch) < 1:
         raise RequestError(f"rows {rows}, new tokens {new_tokens}, batch {batch}: expected 1 or more of each")

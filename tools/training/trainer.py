@@ -23,7 +23,7 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.batch import NONE, Batch
 from draftwood.compiler.training.precision import compute_dtype
 from draftwood.compiler.training.student import LevelNoise, Student
-from draftwood.compiler.training.teacher import FrozenTeacher, device_named
+from draftwood.compiler.training.teacher import FrozenTeacher, training_device
 from draftwood.errors import RequestError
 from draftwood.tools.made_from import damaged
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
@@ -134,7 +134,7 @@ def train(
     texts = Distilled.open(distilled, Checkpoint.open(teacher).digest())
     train_W, valid_W = _shares(texts, distilled, team)
     torch.manual_seed(seed)
-    device = device or device_named(None)
+    device = device or training_device()
     model = FrozenTeacher.open(teacher, compute_dtype(device), device)
     drafter = begin(kind, options, model, _draft_ids(texts, train_W, options, model.config.vocabulary))
     settings = {

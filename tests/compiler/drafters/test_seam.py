@@ -219,7 +219,7 @@ def texts(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(linear: None, tiny_teacher: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ordinary command, with flags that the kind brought along."""
     folder = tmp_path_factory.mktemp("linear")
-    words = ["train", "linear", tiny_teacher, "--data", texts, "--out", folder, "--steps", 40]
+    words = ["train", "linear", tiny_teacher, texts, "--out", folder, "--steps", 40]
     assert main([str(word) for word in [*words, "--levels", 3, "--zeal", 0.5]]) == 0
     return folder
 

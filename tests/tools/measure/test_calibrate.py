@@ -111,7 +111,7 @@ def test_the_command_and_a_plan_of_what_it_counted(
     assert summary["with_length"] == summary["contexts"] and summary["grouped"]
     assert main(["calibrate", *map(str, options), "--out", str(stats)]) == 0
     assert ": 0 contexts added, " in capsys.readouterr().out
-    assert main(["plan", "--stats", str(stats), "--max-nodes", "5", "--out", str(plan)]) == 0
+    assert main(["plan", str(stats), "--max-nodes", "5", "--out", str(plan)]) == 0
     trees = json.loads(plan.read_text())["trees"]
     assert trees and all(tree["promise"]["counted"]["tokens"] >= 1 for tree in trees)
 

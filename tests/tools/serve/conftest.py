@@ -164,4 +164,4 @@ def tools_bundle(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def server(started: Callable[..., Server], tiny_bundle: Path, two_texts: int) -> Server:
     limits = [word for limit in ("waiting=3", "deadline=2", "body=20000") for word in ("--limit", limit)]
-    return started(f"tiny={tiny_bundle}", "--cache-bytes", two_texts, *limits, "--threads", 1)
+    return started(f"tiny={tiny_bundle}", "--limit", f"caches={two_texts}", *limits, "--threads", 1)

@@ -38,16 +38,16 @@ def test_the_printed_application_is_importable_and_as_asked(
 ) -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    asked = ("--replicas", "2:5", "--batch-size", 3, "--threads", 4, "--engine", "npu")
+    asked = ("--replicas", "2:5", "--threads", 3, "--engine", "npu")
     config = printed(capsys, tiny_bundle, *asked)
     (one,) = ServeDeploySchema.model_validate(config).applications
     assert one.route_prefix is None
     module, _, name = one.import_path.partition(":")
     deployment = getattr(importlib.import_module(module), name)(one.args)._bound_deployment
-    assert deployment.max_ongoing_requests == 3
-    assert deployment.ray_actor_options == {"num_cpus": 4, "resources": {"NPU": 1}}
+    assert deployment.max_ongoing_requests == 4
+    assert deployment.ray_actor_options == {"num_cpus": 3, "resources": {"NPU": 1}}
     scaling = deployment._deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 3)
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 4)
     assert printed(capsys, tiny_bundle, *asked) == config
     more = (4 if word == 3 else word for word in asked)
     assert printed(capsys, tiny_bundle, *more)["applications"][0]["name"] != one.name
@@ -172,7 +172,7 @@ def ticks(process: int) -> int:
 
 @pytest.fixture(scope="module")
 def cluster(started: Callable[..., Any], tiny_bundle: Path) -> Cluster:
-    arguments = ("--replicas", 2, "--batch-size", 2, "--limit", "waiting=3", "--threads", 1)
+    arguments = ("--replicas", 2, "--limit", "waiting=3", "--threads", 1)
     return Cluster(started(f"tiny={tiny_bundle}", *arguments, command="deploy"))
 
 
@@ -197,8 +197,8 @@ class TestTwoReplicas:
         engines = cluster.engines().values()
         for engine in engines:
             os.kill(engine, signal.SIGSTOP)
-        with ThreadPoolExecutor(12) as threads:
-            asked = [threads.submit(cluster.server.ask, "/v1/completions", LONG | {"max_tokens": 4}) for _ in range(12)]
+        with ThreadPoolExecutor(16) as threads:
+            asked = [threads.submit(cluster.server.ask, "/v1/completions", LONG | {"max_tokens": 4}) for _ in range(16)]
             limit = time.monotonic() + WAIT
             while sum(one.done() for one in asked) < 5:
                 assert time.monotonic() < limit
@@ -206,9 +206,9 @@ class TestTwoReplicas:
             for engine in engines:
                 os.kill(engine, signal.SIGCONT)
             found = sorted((one.result() for one in asked), key=lambda one: one[0])
-        assert [status for status, _, _ in found] == [200] * 7 + [503] * 5
-        assert {answer["error"]["code"] for _, answer, _ in found[7:]} == {"queue_full"}
-        assert all(headers["retry-after"] for _, _, headers in found[7:])
+        assert [status for status, _, _ in found] == [200] * 11 + [503] * 5
+        assert {answer["error"]["code"] for _, answer, _ in found[11:]} == {"queue_full"}
+        assert all(headers["retry-after"] for _, _, headers in found[11:])
 
     @pytest.mark.parametrize("killed", ["replica", "engine"])
     def test_a_killed_replica_ends_its_streams_alone_and_comes_back(self, cluster: Cluster, killed: str) -> None:

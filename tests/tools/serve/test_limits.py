@@ -238,7 +238,7 @@ def test_keys(started: Callable[..., Any], tiny_bundle: Path, tmp_path: Path) ->
 
 
 def test_sigterm_lets_eight_streams_end(started: Callable[..., Any], tiny_bundle: Path) -> None:
-    server = started(tiny_bundle, "--cache-bytes", 1 << 30, "--threads", 1)
+    server = started(tiny_bundle, "--limit", f"caches={1 << 30}", "--threads", 1)
     connections = [begun(server, LONG) for _ in range(8)]
     answers = [connection.getresponse() for connection in connections]
     (engine,) = server.engines()

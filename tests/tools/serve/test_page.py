@@ -1,8 +1,7 @@
 """The page in a browser: a chat, the tree of its steps, and plain decoding next to it with the same text."""
 
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,8 +40,3 @@ def test_the_page_shows_steps_and_the_same_text_twice(server: Any, browser: Any,
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert faults == []
     page.close()
-
-
-def test_without_a_page(started: Callable[..., Any], tiny_bundle: Path) -> None:
-    server = started(tiny_bundle, "--no-page", "--threads", 1)
-    assert server.ask("/")[0] == 404
