@@ -63,12 +63,21 @@ def check_every_outcome(tree, buffers, tokens, draws):
     assert (covered == 1).all()
 
 
+def drafts(nodes):
+    """Every row of tokens. Of five nodes those whose tokens first appear in order: the draws, which are all there, go
+    through their other names."""
+    for drafted in itertools.product(range(VOCABULARY), repeat=nodes):
+        named = list(dict.fromkeys(drafted))
+        if nodes < 5 or named == list(range(len(named))):
+            yield drafted
+
+
 @pytest.mark.parametrize("nodes", range(6))
 def test_all_small_trees_all_tokens_all_draws(nodes):
     draws = np.array(list(itertools.product(range(VOCABULARY), repeat=nodes + 1)))
     for tree in all_shapes(nodes):
         buffers = tensorize(tree)
-        for drafted in itertools.product(range(VOCABULARY), repeat=nodes):
+        for drafted in drafts(nodes):
             check_every_outcome(tree, buffers, (0, *drafted), draws)
 
 
