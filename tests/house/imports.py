@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import draftwood
@@ -39,16 +40,23 @@ def imports(found: Modules) -> Edges:
 
 
 def _imported(path: Path, found: Modules) -> Iterator[str]:
+    for statement in _statements(path):
+        # A name may be a module of the package or something that the package exports.
+        targets = [f"{module}.{name}" if _own(f"{module}.{name}") in found else module for module, name in statement]
+        yield from {own for target in targets if (own := _own(target)) is not None and own in found}
+
+
+@cache  # most of the time of a picture and of several tests
+def _statements(path: Path) -> list[list[tuple[str, str]]]:
+    """The modules of every import in a file, each with the name that is taken from it, "" if it is taken whole."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Import(names=names):
-                targets = [alias.name for alias in names]
+                found.append([(alias.name, "") for alias in names])
             case ast.ImportFrom(module=str(module), names=names, level=0):
-                # A name may be a module of the package or something that the package exports.
-                targets = [f"{module}.{a.name}" if _own(f"{module}.{a.name}") in found else module for a in names]
-            case _:
-                continue
-        yield from {own for target in targets if (own := _own(target)) is not None and own in found}
+                found.append([(module, alias.name) for alias in names])
+    return found
 
 
 def _own(target: str) -> str | None:

@@ -100,6 +100,6 @@ def test_lines_of_no_checkout_are_refused(tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().err.startswith(f"draftwood: error: --root {tmp_path}: expected a checkout")
 
 
-def test_lines_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lines.main([]) == 0
+def test_lines_as_text(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lines.main(["--root", str(checkout)]) == 0
     assert "tools/commands" in capsys.readouterr().out
