@@ -1,6 +1,7 @@
 """Graphs that are stamped from a few blocks are those of the whole trace: nodes, attributes, weights and shapes.
 
-The whole trace is translated with the exporter's replacement of operators that have no form, the others without it.
+The whole trace of each step, family and precision is translated with the exporter's replacement of operators that have
+no form, all others without it.
 """
 
 import hashlib
@@ -101,10 +102,13 @@ def lowered(step: Step, short: ShortStep | None, path: Path, texts: int = 1) -> 
     return [seen(file) for file in sorted(path.glob("*.onnx"))]
 
 
-def check(decoder: Decoder, make: Callable[[Decoder], Step], tmp_path: Path, texts: int = 1) -> None:
+def check(
+    decoder: Decoder, make: Callable[[Decoder], Step], tmp_path: Path, texts: int = 1, replaced: bool = True
+) -> None:
+    """``replaced``: whether operators without a form are replaced in the whole trace, as in torch.onnx.export's."""
     short = shortened(decoder)
     assert short is not None and len(short.blocks) < len(decoder.layers)
-    with patch.object(exporter, "_has_forms", lambda program, registry: False):  # as torch.onnx.export has it
+    with patch.object(exporter, "_has_forms", lambda program, registry: not replaced):
         whole = lowered(make(decoder), None, tmp_path / "whole", texts)
     with patch.object(_fx_passes, "decompose_with_registry", side_effect=AssertionError("an operator without a form")):
         stamped = lowered(make(decoder), ShortStep(short, make(short.decoder)), tmp_path / "stamped", texts)
@@ -150,7 +154,7 @@ def test_states_that_a_drafter_reads(
     save_llama(tmp_path, num_hidden_layers=layers)
     decoder = load_decoder(tmp_path, 128)
     decoder.aux_layers = aux
-    check(decoder, cpu_step, tmp_path)
+    check(decoder, cpu_step, tmp_path, replaced=False)
 
 
 def test_few_blocks_are_traced_whole(llama: Path, load_decoder: Callable) -> None:
@@ -199,7 +203,7 @@ def test_equal_weights_stay_apart(tmp_path: Path, llama: Path, load_decoder: Cal
     for number in short.blocks:
         layer = decoder.layers[number]
         layer.mlp_norm.weight.data.copy_(layer.attn_norm.weight)
-    check(decoder, cpu_step, tmp_path)
+    check(decoder, cpu_step, tmp_path, replaced=False)
 
 
 def test_a_constant_of_one_block_is_noticed(
