@@ -29,6 +29,13 @@ NUMBER = ""
 Lives = Literal["host", "device", "either", "sequence"]
 Sizes = Mapping[str, int | str | tuple[int, ...]]
 
+# Tokens of a row that a graph ranks for top-k and top-p.
+KEPT = 64
+# How far ahead a winner must be for a graph to be sure of it, in units of the noise, and how near a kept mass may come
+# to top-p. fp32 is off by some 1e-5 here; a device's logarithm may be a hundred times worse. A draw is this near with
+# about this probability.
+MARGIN = 2.0**-10
+
 # The length of the text after the step's commit; how many rows of the path are valid; how many waiting rows of a
 # drafter are valid.
 COMMITTED, ACCEPTED, WAITING = "committed", "accepted", "waiting"
@@ -63,10 +70,11 @@ LOGITS, CHOICE, FEATURES = RESULTS = (
 )
 # How rows are drawn, if not the likeliest.
 DRAWS = (
-    End("keys", "int32", (3, ROUNDS, "L"), part="draws"),
+    End("keys", "int32", (2, ROUNDS, "L"), part="draws"),
     End("temperature", "float32", (1,), part="draws"),
-    End("top_k", "float32", (1,), part="draws"),
-    End("top_p", "float32", (1,), part="draws"),
+    End("free", "bool", (1,), part="draws"),
+    End("mass", "float32", (2, KEPT), part="draws"),
+    End("limit", "float32", (2, KEPT), part="draws"),
 )
 _DRAWN = (
     End("drawn", "int64", ("T",)),

@@ -70,6 +70,16 @@ def keys_of(seed: int, positions: Sequence[int]) -> Key:
     return Key(*(np.stack(parts, 1)[:, :, None] for parts in zip(*(key_of(seed, p) for p in positions), strict=True)))
 
 
+def numbers_of(seed: int, positions: Sequence[int]) -> NDArray[np.int32]:
+    """The keys of I positions as graphs read them, int32 [2, rounds, I].
+
+    A round's ``(y + first) * (y + second) + added`` is ``y * (y + sum) + rest``, which takes an operator fewer. No
+    number on the way leaves int32, since the sum is between -2^16 and -49152, and y between 0 and 2^16.
+    """
+    first, second, added = (part[..., 0] for part in keys_of(seed, positions))
+    return np.stack((first + second, added + first * second))
+
+
 def rounds(upper: Any, lower: Any, key: Key) -> tuple[Any, Any]:
     """The cipher: halves of ids to halves of numbers that are uniform in [0, 2^32), upper and lower.
 

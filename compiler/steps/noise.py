@@ -18,25 +18,16 @@ _HALF = 1 << 16
 _MIDDLE = 0xFFFF00
 
 
-def round_numbers(keys: Tensor) -> Tensor:
-    """The cipher's numbers, int32 [2, rounds, L], of keys int32 [3, rounds, L], those of the positions.
-
-    A round's ``(y + first) * (y + second) + added`` is ``y * (y + sum) + rest``, which takes an operator fewer. No
-    number on the way leaves int32, since the sum is between -2^16 and -49152, and y between 0 and 2^16.
-    """
-    first, second, added = keys.unbind(0)
-    return torch.stack((first + second, torch.ops.draftwood.multiply_add(added, first, second)))
-
-
 def block_noise(numbers: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-    """Of every block of 64 ids the least E, float32 [L, B], and the id in the block that has it, int32 [L, B].
+    """Of every block of 64 ids 64 times the least E, float32, and the id in the block that has it, int32: the first
+    half of the one result and the second of the other, both [2, L, B].
 
-    ``numbers`` are `round_numbers`.
+    ``numbers`` int32 [2, rounds, L] are those of the cipher, of the positions (`draftwood.noise.numbers_of`).
     """
     order = torch.arange(blocks, dtype=torch.int32, device=numbers.device)
     high_2B = torch.stack(((order >> 16) + LEAST, (order >> 16) + LANE))
     upper, lower = ciphered(high_2B[:, None], (order & (_HALF - 1)).expand(2, 1, -1), numbers)
-    return _exponential(upper, lower)[0] / BLOCK, lower[1] & (BLOCK - 1)
+    return _exponential(upper, lower), lower & (BLOCK - 1)
 
 
 def own_noise(numbers: Tensor, ids_Tn: Tensor) -> Tensor:
@@ -45,24 +36,27 @@ def own_noise(numbers: Tensor, ids_Tn: Tensor) -> Tensor:
     return _exponential(*ciphered(high_Tn, ids_Tn & (_HALF - 1), numbers))
 
 
-def level_noise(keys: Tensor, vocabulary: int, ids_U: Tensor | None = None) -> Tensor:
+def level_noise(numbers: Tensor, vocabulary: int, ids_U: Tensor | None = None) -> Tensor:
     """G of the whole vocabulary at every position, or of the ids that a drafter can propose: float32 [L, U].
 
     ``ids`` int64 [U]. `draftwood.runtime.speculation.shared_noise` gives the same to graphs that take it from the host.
     """
-    blocks, numbers = -(-vocabulary // BLOCK), round_numbers(keys)
-    least_LB, lane_LB = block_noise(numbers, blocks)
+    blocks = -(-vocabulary // BLOCK)
+    drawn, lanes = block_noise(numbers, blocks)
+    least_LB, lane_LB = drawn[0], lanes[1]
     if ids_U is None:
-        lanes_X = torch.arange(BLOCK, dtype=torch.int32, device=keys.device)
+        lanes_X = torch.arange(BLOCK, dtype=torch.int32, device=numbers.device)
         # Two short ones: torchair turns a single long arange into an operator that only the AI CPU has.
-        ids_BX = torch.arange(blocks, dtype=torch.int32, device=keys.device)[:, None] * BLOCK + lanes_X
+        ids_BX = torch.arange(blocks, dtype=torch.int32, device=numbers.device)[:, None] * BLOCK + lanes_X
         own_LBX = own_noise(numbers, ids_BX.view(1, -1)).unflatten(1, (blocks, BLOCK))
         nearest_LBX = torch.where(lane_LB[..., None] == lanes_X, 0.0, own_LBX)
-        return -torch.log(nearest_LBX + least_LB[..., None]).flatten(1)[:, :vocabulary]
+        spent_LBX = torch.ops.draftwood.add_scaled(nearest_LBX, least_LB[..., None], 1 / BLOCK)
+        return -torch.log(spent_LBX).flatten(1)[:, :vocabulary]
     ids = ids_U.to(torch.int32)
     own_LU, block_U = own_noise(numbers, ids[None]), ids_U // BLOCK
     least_LU, lane_LU = (table.index_select(1, block_U) for table in (least_LB, lane_LB))
-    return -torch.log(torch.where(lane_LU == (ids & (BLOCK - 1)), 0.0, own_LU) + least_LU)
+    nearest_LU = torch.where(lane_LU == (ids & (BLOCK - 1)), 0.0, own_LU)
+    return -torch.log(torch.ops.draftwood.add_scaled(nearest_LU, least_LU, 1 / BLOCK))
 
 
 def ciphered(upper: Tensor, lower: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,9 +71,8 @@ def ciphered(upper: Tensor, lower: Tensor, numbers: Tensor) -> tuple[Tensor, Ten
 def _exponential(upper: Tensor, lower: Tensor) -> Tensor:
     """-log(1 - u), u in the middle of its step of 2^-32, as log(1 + u / (1 - u)). So it loses no digits near 0. It
     loses none near 1 either, because 1 - u is made of whole numbers and nothing cancels."""
-    high, low = upper.to(torch.float32), lower.to(torch.float32)
-    above = torch.ops.draftwood.add_scaled(high, low + 0.5, 1 / _HALF)
-    # Tensors, since torchair turns plain numbers into an operator that no CANN has.
-    most_high, most_low = high.new_full((), _HALF - 1), low.new_full((), _HALF - 0.5)
-    below = torch.ops.draftwood.add_scaled(most_high - high, most_low - low, 1 / _HALF)
+    high, low = upper.to(torch.float32), lower.to(torch.float32) + 0.5
+    above = torch.ops.draftwood.add_scaled(high, low, 1 / _HALF)
+    # A tensor, since torchair turns a plain number into an operator that no CANN has.
+    below = torch.ops.draftwood.add_scaled(high.new_full((), _HALF) - high, low, -1 / _HALF)
     return torch.log1p(above / below)

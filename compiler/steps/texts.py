@@ -72,11 +72,10 @@ class AcceptTextsStep(nn.Module):
 
     def _drawn(self, logits_XV: Tensor, depths_BT: Tensor, settings: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Every row by its own text's settings; the levels of the texts' keys follow each other."""
-        keys, *numbers = settings
+        given = DrawSettings(*settings)
         texts_B1 = torch.arange(self.texts, device=depths_BT.device)[:, None]
-        levels_X = (depths_BT + texts_B1 * (keys.shape[2] // self.texts)).flatten()
-        text_X = texts_B1.expand(depths_BT.shape).flatten()
-        return sampled(logits_XV, levels_X, DrawSettings(keys, *(n.index_select(0, text_X)[:, None] for n in numbers)))
+        levels_BT = depths_BT + texts_B1 * (given.numbers.shape[2] // self.texts)
+        return sampled(logits_XV, levels_BT.flatten(), given)
 
 
 def _apart(each: Tensor) -> list[Tensor]:

@@ -171,8 +171,8 @@ def _said(results: dict[str, NDArray], buffers: dict[str, Buffer], line: GraphLi
 
 def _of_line(inputs: dict[str, NDArray], number: int) -> dict[str, NDArray]:
     """Views of what the inputs say of one line."""
-    names = ("tokens", "depths", "visible", "parents")
-    numbers = (COMMITTED, ACCEPTED, "temperature", "top_k", "top_p")
+    names = ("tokens", "depths", "visible", "parents", "mass", "limit")
+    numbers = (COMMITTED, ACCEPTED, "temperature", "free")
     rows = {name: inputs[name][number] for name in names if name in inputs}
     return rows | {name: inputs[name][number : number + 1] for name in numbers if name in inputs}
 

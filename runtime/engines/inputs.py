@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.contract import ACCEPTED, BRANCH, COMMITTED, NEXT_BRANCH, Lives, lives
+from draftwood.contract import ACCEPTED, BRANCH, COMMITTED, KEPT, MARGIN, NEXT_BRANCH, Lives, lives
 from draftwood.manifest import GraphSignature, text_name
-from draftwood.noise import keys_of
+from draftwood.noise import numbers_of
 from draftwood.runtime.engines.sessions import allocate
 from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
 from draftwood.runtime.speculation.kv_cache import Buffer
@@ -16,8 +16,8 @@ from draftwood.trees import TreeBuffers
 
 # T rows of a graph
 
-# No mass reaches it, so top-p is off.
-_ALL_MASS = 2.0
+# As a limit it decides, whatever the sums are: with noise, which reaches 27, they are below 64 e^27.
+_ALWAYS = 1e30
 
 
 def draws_of(sampling: Sampling) -> str:
@@ -59,13 +59,32 @@ def fill_tree(inputs: dict[str, NDArray], tokens_T: NDArray[np.int64], tree: Tre
 
 
 def fill_settings(inputs: dict[str, NDArray], sampling: Sampling, position: int, vocabulary: int) -> None:
-    """Fills how a graph draws from ``position`` on, if it draws with noise: ``keys``, ``temperature``, ``top_k`` and
-    ``top_p``."""
+    """Fills how a graph draws from ``position`` on, if it draws with noise: ``keys``, ``temperature``, ``free``,
+    ``mass`` and ``limit``."""
     keys = inputs.get("keys")
     if keys is None:
         return
-    for part, numbers in zip(keys, keys_of(sampling.seed, range(position, position + keys.shape[-1])), strict=True):
-        part[:] = numbers[..., 0]
+    keys[:] = numbers_of(sampling.seed, range(position, position + keys.shape[-1]))
     inputs["temperature"][0] = sampling.temperature
-    inputs["top_k"][0] = sampling.top_k if 0 < sampling.top_k < vocabulary else vocabulary
-    inputs["top_p"][0] = sampling.top_p if sampling.top_p < 1 else _ALL_MASS
+    ranks = sampling.top_k if 0 < sampling.top_k < vocabulary else vocabulary
+    inputs["free"][0] = ranks == vocabulary and sampling.top_p >= 1
+    _fill_kept(inputs["mass"], inputs["limit"], ranks, vocabulary, sampling.top_p)
+
+
+def _fill_kept(
+    mass: NDArray[np.float32], limit: NDArray[np.float32], ranks: int, vocabulary: int, top_p: float
+) -> None:
+    """Fills which of the 64 best tokens, in order, top-k and top-p may keep and certainly keep, float32 [2, 64] each.
+
+    A token is kept if the mass before it is less than ``limit`` and the sum of the 64 probabilities times ``mass``.
+    top-p is a share of all mass, which is 1, or of that of the k best tokens. It is met by less than the margin, or
+    more. The best token is always kept.
+    """
+    mass[:], limit[:] = 0, _ALWAYS
+    shares = top_p + MARGIN, top_p - MARGIN
+    if top_p < 1 and ranks == vocabulary:
+        limit[0], limit[1] = shares
+    elif top_p < 1 and ranks <= KEPT:
+        limit[:], mass[0, :ranks], mass[1, :ranks] = 0, *shares
+    # If the k best are more than those, all of them may be kept, and no row is sure.
+    limit[:, ranks:], limit[:, 0] = -_ALWAYS, _ALWAYS

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.steps.accept import accept_step, walked
 from draftwood.compiler.steps.draw import DrawSettings, greedy, sampled
-from draftwood.compiler.steps.noise import block_noise, ciphered, level_noise, own_noise, round_numbers
+from draftwood.compiler.steps.noise import block_noise, ciphered, level_noise, own_noise
 from draftwood.compiler.steps.step import StepSizes
 from draftwood.compiler.steps.tracing import trace
-from draftwood.noise import BLOCK, LANE, LEAST, Key, gumbel_row, key_of, keys_of, rounds
+from draftwood.contract import KEPT
+from draftwood.noise import BLOCK, LANE, LEAST, gumbel_row, key_of, keys_of, numbers_of, rounds
 from draftwood.runtime.engines.inputs import fill_settings
 from draftwood.runtime.speculation.sampling import Sampling, distribution, draw
 from draftwood.trees import Topology, tensorize, walk
@@ -30,8 +31,9 @@ FILTERS: list[dict] = [{}, {"top_k": 5}, {"top_k": 60}, {"top_p": 0.9}, {"top_p"
 
 
 def settings(sampling: Sampling, vocabulary: int, levels: int = LEVELS, position: int = LENGTH + 1) -> DrawSettings:
-    inputs = {"keys": np.zeros((3, 6, levels), np.int32)}
-    inputs |= {name: np.zeros(1, np.float32) for name in ("temperature", "top_k", "top_p")}
+    inputs = {"keys": np.zeros((2, 6, levels), np.int32), "temperature": np.zeros(1, np.float32)}
+    inputs |= {"free": np.zeros(1, np.bool_)}
+    inputs |= {name: np.zeros((2, KEPT), np.float32) for name in ("mass", "limit")}
     fill_settings(inputs, sampling, position, vocabulary)
     return DrawSettings(*map(torch.from_numpy, inputs.values()))
 
@@ -97,22 +99,22 @@ def test_what_cannot_be_sure_is_not() -> None:
 
 def test_the_noise_differs_from_the_hosts_by_rounding_alone() -> None:
     """Of 9000 ids a position; the margin of a draw is a hundred times what is allowed here."""
-    keys = round_numbers(torch.from_numpy(np.stack(keys_of(5, range(40, 44)))[..., 0]))
-    least, lane = block_noise(keys, -(-9000 // BLOCK))
+    numbers = torch.from_numpy(numbers_of(5, range(40, 44)))
+    (least, _), (_, lane) = block_noise(numbers, -(-9000 // BLOCK))
     ids = torch.arange(9000, dtype=torch.int32)
-    own = torch.where(lane[:, ids // BLOCK] == ids % BLOCK, 0.0, own_noise(keys, ids.expand(4, -1)))
-    got = -torch.log(own + least[:, ids // BLOCK]).numpy()
+    own = torch.where(lane[:, ids // BLOCK] == ids % BLOCK, 0.0, own_noise(numbers, ids.expand(4, -1)))
+    got = -torch.log(own + least[:, ids // BLOCK] / BLOCK).numpy()
     want = np.stack([gumbel_row(9000, key_of(5, position)) for position in range(40, 44)])
     assert np.abs(got - want).max() < 1e-5
 
 
 def test_the_whole_numbers_are_the_hosts() -> None:
     """Bit for bit, of ids up to 2^22 and of what stands for blocks above all ids."""
-    keys, ids = np.stack(keys_of(5, range(40, 44))), RNG(2).integers(0, 1 << 22, 5000).astype(np.int32)
-    numbers = round_numbers(torch.from_numpy(keys[..., 0]))
+    keys, ids = keys_of(5, range(40, 44)), RNG(2).integers(0, 1 << 22, 5000).astype(np.int32)
+    numbers = torch.from_numpy(numbers_of(5, range(40, 44)))
     for high in (ids >> 16, (ids >> 16) + LEAST, (ids >> 16) + LANE):
         halves = torch.from_numpy(high).expand(4, -1), torch.from_numpy(ids & 0xFFFF).expand(4, -1)
-        for got, want in zip(ciphered(*halves, numbers), rounds(high, ids & 0xFFFF, Key(*keys)), strict=True):
+        for got, want in zip(ciphered(*halves, numbers), rounds(high, ids & 0xFFFF, keys), strict=True):
             assert np.array_equal(got.numpy(), want)
 
 
@@ -218,7 +220,7 @@ def test_noise_of_whole_levels_is_the_hosts(vocabulary: int) -> None:
     """fp32 of numbers up to 27: off by a few 1e-6, and a draft is a proposal alone."""
     ids = np.sort(RNG(0).choice(vocabulary, 30, replace=False))
     given = settings(Sampling(temperature=0.8, seed=5), vocabulary)
-    whole, some = level_noise(given.keys, vocabulary), level_noise(given.keys, vocabulary, torch.from_numpy(ids))
+    whole, some = level_noise(given.numbers, vocabulary), level_noise(given.numbers, vocabulary, torch.from_numpy(ids))
     assert torch.equal(whole[:, torch.from_numpy(ids)], some)
     for level, row in enumerate(whole.numpy()):
         assert np.abs(row - gumbel_row(vocabulary, key_of(5, LENGTH + 1 + level))).max() < 1e-5

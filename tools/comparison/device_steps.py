@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from draftwood.compiler.steps.noise import level_noise
 from draftwood.manifest import Gear, TensorSignature, whole_name
-from draftwood.noise import keys_of
+from draftwood.noise import numbers_of
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.inputs import draws_of
 from draftwood.runtime.engines.static import StaticEngine
@@ -131,7 +131,7 @@ class _GraphNoise(SharedNoise):
         assert not allowed, "no text of a comparison is held to a grammar"
         noise = np.zeros(self.shape(spec), np.float32)
         levels = min(len(noise), self._places)
-        keys = np.stack(keys_of(sampling.seed, range(position, position + levels)))[..., 0]
-        noise_LU = level_noise(torch.from_numpy(keys), self._vocabulary, self._ids_U)
+        numbers = torch.from_numpy(numbers_of(sampling.seed, range(position, position + levels)))
+        noise_LU = level_noise(numbers, self._vocabulary, self._ids_U)
         noise[:levels] = noise_LU.numpy() * np.float32(sampling.temperature)
         return noise

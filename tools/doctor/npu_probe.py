@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from draftwood.compiler.ge.torchair_bridge import compile_step, device_of, profiled
-from draftwood.compiler.steps.noise import ciphered, round_numbers
-from draftwood.noise import keys_of
+from draftwood.compiler.steps.noise import ciphered
+from draftwood.noise import numbers_of
 from draftwood.tools.doctor.acl_probe import Verdict
 
 # N query heads, K key/value heads, T rows, C slots, D head dimension, V vocabulary
@@ -116,14 +115,14 @@ def _written() -> Probe:
 class Ciphered(nn.Module):
     """The whole numbers that noise is made of, as acceptance has them."""
 
-    def forward(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-        return ciphered(ids[:1] & 3, ids & 65535, round_numbers(keys))
+    def forward(self, numbers: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+        return ciphered(ids[:1] & 3, ids & 65535, numbers)
 
 
 def _ciphered() -> Probe:
-    keys = torch.from_numpy(np.stack(keys_of(7, range(4)))[..., 0])
+    numbers = torch.from_numpy(numbers_of(7, range(4)))
     ids = torch.arange(1, 8193, dtype=torch.int32).repeat(4, 1)
-    return Probe("the noise's int32 (Addcmul, Axpy, BitwiseAnd)", Ciphered(), (keys, ids))
+    return Probe("the noise's int32 (Addcmul, Axpy, BitwiseAnd)", Ciphered(), (numbers, ids))
 
 
 class Cut(nn.Module):

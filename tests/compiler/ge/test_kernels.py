@@ -144,7 +144,7 @@ def test_every_cache_is_written_once_by_whole_rows(verified: tuple[Step, Graph])
     assert rows == {(1024, CONFIG.kv_heads * CONFIG.head_dim): 4}
 
 
-def test_a_sampled_acceptance_is_190_kernels() -> None:
+def test_a_sampled_acceptance_is_162_kernels() -> None:
     """384 and more while the cipher shifted by way of float32 and its products were cast to what they are."""
     sizes = StepSizes(branch_rows=16, path_rows=5, dtype="bfloat16")
     counts = {}
@@ -157,8 +157,8 @@ def test_a_sampled_acceptance_is_190_kernels() -> None:
         assert list(check_constraints(graph, shapes(graph))) == []
         counts[draws] = len(graph.kernels)
         # Nothing casts a value to the type that it has, and nothing places that an operator takes as they are.
-        assert graph.counts()["Cast"] <= 10
-    assert counts == {"greedy": 30, "sampled": 190}
+        assert graph.counts()["Cast"] <= 12
+    assert counts == {"greedy": 30, "sampled": 162}
 
 
 @pytest.mark.parametrize(

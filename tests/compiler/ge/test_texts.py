@@ -17,13 +17,16 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.operator_rules import engines
 from draftwood.compiler.steps.accept import AcceptStep
-from draftwood.compiler.steps.texts import AcceptTextsStep
+from draftwood.compiler.steps.step import StepSizes
+from draftwood.compiler.steps.texts import AcceptTextsStep, accept_texts_step
 from draftwood.compiler.teachers.block import place_rows, place_texts
+from draftwood.contract import DRAWS
 from draftwood.errors import RequestError
 from draftwood.manifest import Gear
-from draftwood.noise import ROUNDS
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.engines.inputs import fill_settings
+from draftwood.runtime.engines.sessions import allocate
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.rounding import HALF_TOLERANCE
 from draftwood.runtime.sharing import advance
@@ -248,8 +251,15 @@ def test_acceptance_in_a_launch_is_the_walk_of_every_text(draws: str) -> None:
             visible[text, row] |= visible[text, parents[text, row]]
     tokens = torch.from_numpy(rng.integers(0, vocabulary, (texts, rows)))
     logits = torch.from_numpy(rng.standard_normal((texts * rows, vocabulary)).astype(np.float32))
-    keys = torch.from_numpy(rng.integers(0, 1 << 16, (3, ROUNDS, texts * places), dtype=np.int32))
-    numbers = torch.tensor([0.7, 1.0, 1.3]), torch.tensor([9.0, 4.0, 9.0]), torch.tensor([2.0, 2.0, 0.8])
+    how = [Sampling(temperature=0.7), Sampling(temperature=1.0, top_k=4, seed=1), Sampling(temperature=1.3, top_p=0.8)]
+    signature = accept_texts_step("sampled", StepSizes(branch_rows=rows, path_rows=places), texts, rows, vocabulary)
+    given = {spec.name: allocate(spec) for spec in signature.signature.inputs}
+    for text, sampling in enumerate(how):
+        levels = slice(text * places, (text + 1) * places)
+        of_text = {name: given[name][text : text + 1] for name in ("temperature", "free")}
+        of_text |= {name: given[name][text] for name in ("mass", "limit")} | {"keys": given["keys"][..., levels]}
+        fill_settings(of_text, sampling, 5, vocabulary)
+    keys, *numbers = (torch.from_numpy(given[end.name]) for end in DRAWS)
     settings = (keys, *numbers) if draws == "sampled" else ()
     drawn, sure, path, length = AcceptTextsStep(draws, texts, places, 0)(  # type: ignore[arg-type]
         logits, tokens, parents, depths, visible, *settings
