@@ -107,7 +107,14 @@ _DRAFT = (
 )
 # The draft's outputs that the host needs after a whole step; the rest of a tree follows from its parents.
 TOLD = {"candidates", "drafted", "parents", "scores"}
-_OF_TREE = (_ROWS[0], End("parents", "int64", ("T",)), *_ROWS[1:])
+# `draftwood.trees.acceptance.WalkTables`.
+_OF_TREE = (
+    *_ROWS[:2],
+    End("parents", "int64", ("T",)),
+    End("demands", "float32", ("T", "T")),
+    End("start", "float32", ("T",)),
+    End("paths", "int64", ("T", "P")),
+)
 # In a whole step two parts would have an input of one name, and the path is input and output.
 RENAMED = {"features": "features.in", ACCEPTED: WAITING}
 _ACCEPT = (LOGITS, *_OF_TREE, FEATURES._replace(part="features"), *DRAWS)

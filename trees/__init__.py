@@ -23,7 +23,7 @@ context         a position in a text on which a drafter is calibrated, with the 
 gear            one static shape: a KV length and trees of equally many rows; plain decoding is always one
 """
 
-from draftwood.trees.acceptance import Accepted, walk
+from draftwood.trees.acceptance import Accepted, walk, walk_tables
 from draftwood.trees.adjacency import parse_nxdi
 from draftwood.trees.draw import draw_text
 from draftwood.trees.formats import (
@@ -57,4 +57,5 @@ __all__ = [
     "tree_tokens",
     "violations",
     "walk",
+    "walk_tables",
 ]

@@ -8,12 +8,51 @@ Shape suffixes: T rows of the tree, L = D + 1 places on a path from the root.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import TreeError
 from draftwood.trees.tensorize import TreeBuffers
+
+# What a row loses in `WalkTables` for each row on which it depends and that is not as it must be: more than any depth.
+LAPSE = 1 << 10
+# Trees whose tables are remembered: those of a bundle's gears.
+_REMEMBERED = 64
+
+
+class WalkTables(NamedTuple):
+    """A tree for graphs, which walk it without steps.
+
+    ``right`` is 1 for the rows that carry the teacher's token at their parent. A row is reached if all rows of its
+    path are right, and none of their older siblings. The last reached row is the first of the greatest ``start +
+    demands @ right``, and its path is its row of ``paths``.
+
+    Args:
+        demands_TT: float32[T, T], how much a right column takes from a row's loss or adds to it.
+        start_T: float32[T], a row's depth without the loss of a path on which no row is right.
+        paths_TP: int64[T, P], as the tree's, its last row repeated.
+    """
+
+    demands_TT: NDArray[np.float32]
+    start_T: NDArray[np.float32]
+    paths_TP: NDArray[np.int64]
+
+
+@lru_cache(_REMEMBERED)
+def walk_tables(tree: TreeBuffers, rows: int, places: int) -> WalkTables:
+    """The tables of a tree for a graph of so many rows and places of a path. Padded rows are never reached."""
+    order_T = np.arange(tree.rows)
+    older_TT = (tree.parents[:, None] == tree.parents) & (order_T < order_T[:, None]) & (order_T > 0)
+    needed_TT = (tree.mask & (order_T > 0)).astype(np.float32)
+    demands_TT, start_T = np.zeros((rows, rows), np.float32), np.full(rows, -LAPSE, np.float32)
+    demands_TT[: tree.rows, : tree.rows] = LAPSE * (needed_TT - needed_TT @ older_TT)
+    start_T[: tree.rows] = tree.depths - LAPSE * needed_TT.sum(1)
+    paths_TP = np.zeros((rows, places), np.int64)
+    paths_TP[: tree.rows] = tree.paths[:, np.minimum(np.arange(places), tree.depth)]
+    return WalkTables(demands_TT, start_T, paths_TP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.steps.draw import DrawSettings, greedy, sampled
+from draftwood.compiler.steps.draw import DrawSettings, greedy, sampled, sums
 from draftwood.compiler.steps.step import Step, StepSizes, signed
 from draftwood.manifest import StepSignature
 
-# T rows, V vocabulary, F features, L levels = P places of a path, D depth
+# B texts, T rows, V vocabulary, F features, L levels = P places of a path, D depth
 
 Draws = Literal["greedy", "sampled"]
 
@@ -24,37 +24,45 @@ class AcceptStep(nn.Module):
     """Outputs ``drawn`` int64 [T], ``sure`` bool [T], ``path`` int64 [P], its last row repeated, and ``length`` int64
     [1], the number of its rows. With a drafter also ``features.out``, of the path's rows or of its last alone."""
 
-    def __init__(self, draws: Draws, places: int, kept_rows: int) -> None:
+    def __init__(self, draws: Draws, kept_rows: int) -> None:
         super().__init__()
-        self.draws, self.places, self.kept_rows = draws, places, kept_rows
+        self.draws, self.kept_rows = draws, kept_rows
 
-    def forward(self, logits, tokens, parents, depths, visible, *more):  # type: ignore[no-untyped-def]
+    def forward(self, logits, tokens, depths, parents, demands, start, paths, *more):  # type: ignore[no-untyped-def]
         features, settings = more[: bool(self.kept_rows)], more[bool(self.kept_rows) :]
         drawn, sure = sampled(logits, depths, DrawSettings(*settings)) if settings else greedy(logits)
-        path, length = walked(tokens, parents, depths, visible, drawn, self.places)
+        tables = [table[None] for table in (tokens, depths, parents, demands, start, paths, drawn)]
+        path, length = (t.squeeze(0) for t in walked(*tables))
         kept_rows = path if self.kept_rows > 1 else path[-1:]
         return (drawn, sure, path, length, *(rows.index_select(0, kept_rows) for rows in features))
 
 
 def walked(
-    tokens_T: Tensor, parents_T: Tensor, depths_T: Tensor, visible_TT: Tensor, drawn_T: Tensor, places: int
+    tokens_BT: Tensor,
+    depths_BT: Tensor,
+    parents_BT: Tensor,
+    demands_BTT: Tensor,
+    start_BT: Tensor,
+    paths_BTP: Tensor,
+    drawn_BT: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The accepted path int64 [P], its last row repeated, and how many rows it has, the root counted, int64 [1].
+    """The accepted path of every text int64 [B, P], its last row repeated, and how many rows it has, the root counted,
+    int64 [B, 1].
 
-    `draftwood.trees.acceptance.walk` in a graph's operators. A padded row is its own and has depth 0.
+    `draftwood.trees.acceptance.walk` in a graph's operators, by the tables of `walk_tables`.
     """
-    order_T = torch.arange(tokens_T.shape[0], device=tokens_T.device)
-    differs_T = tokens_T != drawn_T.index_select(0, parents_T)
-    # If several siblings carry the token only the first counts; the root is no sibling of its children.
-    older_TT = (order_T < order_T[:, None]) & (order_T > 0)
-    taken_T = ((parents_T[:, None] == parents_T) & older_TT & ~differs_T).any(1)
-    barred_T = (differs_T | taken_T) & (order_T > 0)
-    unreached_T = (visible_TT & barred_T).any(1)
-    last_1 = torch.where(unreached_T, -1, depths_T).float().argmax(0)[None]
-    depth_1 = depths_T.index_select(0, last_1)
-    place_P = torch.arange(places, device=tokens_T.device).minimum(depth_1)
-    on_path_PT = visible_TT.index_select(0, last_1) & (depths_T == place_P[:, None])
-    return on_path_PT.float().argmax(1), depth_1 + 1
+    drawn_parents_BT = drawn_BT.flatten().index_select(0, among_all(parents_BT).flatten()).view(tokens_BT.shape)
+    reached_BT = sums((tokens_BT == drawn_parents_BT).float(), demands_BTT, start_BT)
+    last_B = among_all(reached_BT.argmax(-1)[:, None], tokens_BT.shape[1]).flatten()
+    length_B1 = depths_BT.flatten().index_select(0, last_B)[:, None] + 1
+    return paths_BTP.flatten(0, 1).index_select(0, last_B), length_B1
+
+
+def among_all(rows_BR: Tensor, each: int = 0) -> Tensor:
+    """Numbers of rows of every text, among the rows of all; a text has ``each``, by default R."""
+    texts, count = rows_BR.shape
+    each = each or count
+    return rows_BR if texts == 1 else rows_BR + torch.arange(0, texts * each, each, device=rows_BR.device)[:, None]
 
 
 def accept_step(
@@ -63,14 +71,13 @@ def accept_step(
     """Acceptance for trees of ``rows`` rows; of ``features`` columns, 0 without a drafter, it keeps so many rows."""
     numbers, parts = accept_sizes(rows, sizes, vocabulary, features, kept_rows), accept_parts(draws, features)
     signature = signed(accept_name(draws, rows), "accept", numbers, {}, rows=rows, dtype=sizes.dtype, parts=parts)
-    return Step(AcceptStep(draws, sizes.path_rows, kept_rows), signature)
+    return Step(AcceptStep(draws, kept_rows), signature)
 
 
 def rebuilt_accept(signature: StepSignature) -> Step:
     """The step that a signature came from."""
-    places = next(spec.shape[0] for spec in signature.outputs if spec.name == "path")
     rows = next((spec.shape[0] for spec in signature.outputs if spec.name == "features.out"), 0)
-    return Step(AcceptStep(draws_in(signature), int(places), int(rows)), signature)
+    return Step(AcceptStep(draws_in(signature), int(rows)), signature)
 
 
 def draws_in(signature: StepSignature) -> Draws:

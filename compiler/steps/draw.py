@@ -139,14 +139,14 @@ def _kept(ranked_TK: Tensor, ids_TK: Tensor, settings: DrawSettings) -> Tensor:
     better_KK = (order_K < order_K[:, None]).float()
     # A product sums the mass before every rank and the mass that top-p is a share of.
     weight_BLK = (settings.mass_BJK.view(-1, 2, 1, KEPT) - better_KK).flatten(1, 2)
-    slack_TL = _sums(ranked_TK.exp(), weight_BLK, settings.limit_BJK.view(len(weight_BLK), -1))
+    slack_TL = sums(ranked_TK.exp(), weight_BLK, settings.limit_BJK.view(len(weight_BLK), -1))
     kept_TJ1 = (slack_TL.view(-1, 2, KEPT) > 0).float().sum(-1, keepdim=True)
     tied_TKK = ranked_TK[:, None] == ranked_TK[..., None]
     before_TKK = torch.where(tied_TKK, (ids_TK[:, None] < ids_TK[..., None]).float(), better_KK)
     return kept_TJ1 > before_TKK.sum(-1)[:, None]
 
 
-def _sums(x_TK: Tensor, weight_BLK: Tensor, added_BL: Tensor) -> Tensor:
+def sums(x_TK: Tensor, weight_BLK: Tensor, added_BL: Tensor) -> Tensor:
     """Sums [T, L] of each text's rows by its own weights."""
     if len(weight_BLK) == 1:
         return F.linear(x_TK, weight_BLK.squeeze(0), added_BL.squeeze(0))

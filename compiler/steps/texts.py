@@ -7,10 +7,13 @@ and are written to its spare slot.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
+
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.steps.accept import Draws, accept_parts, accept_sizes, draws_in, walked
+from draftwood.compiler.steps.accept import Draws, accept_parts, accept_sizes, among_all, draws_in, walked
 from draftwood.compiler.steps.draw import DrawSettings, greedy, sampled
 from draftwood.compiler.steps.step import Step, StepSizes, signed
 from draftwood.compiler.steps.teacher import TeacherStep, commit_sizes, static_caches, teacher_sizes
@@ -55,20 +58,22 @@ def verify_texts_step(decoder: Decoder, sizes: StepSizes, texts: int, rows: int,
 class AcceptTextsStep(nn.Module):
     """`draftwood.compiler.steps.accept.AcceptStep` of B texts: all rows are drawn at once, each text is walked."""
 
-    def __init__(self, draws: Draws, texts: int, places: int, kept_rows: int) -> None:
+    def __init__(self, draws: Draws, texts: int, kept_rows: int) -> None:
         super().__init__()
-        self.draws, self.texts, self.places, self.kept_rows = draws, texts, places, kept_rows
+        self.draws, self.texts, self.kept_rows = draws, texts, kept_rows
 
-    def forward(self, logits, tokens, parents, depths, visible, *more):  # type: ignore[no-untyped-def]
+    def forward(self, logits, tokens, depths, parents, demands, start, paths, *more):  # type: ignore[no-untyped-def]
         features, settings = more[: bool(self.kept_rows)], more[bool(self.kept_rows) :]
         drawn_X, sure_X = self._drawn(logits, depths, settings) if settings else greedy(logits)
         drawn_BT = drawn_X.view(depths.shape)
-        trees = zip(*(_apart(each) for each in (tokens, parents, depths, visible, drawn_BT)), strict=True)
-        paths, lengths = zip(*(walked(t, p, d, v, r, self.places) for t, p, d, v, r in trees), strict=True)
-        read_rows = [path if self.kept_rows > 1 else path[-1:] for path in paths]
-        rows = depths.shape[1]
-        read = (all_XF.index_select(0, split + i * rows) for all_XF in features for i, split in enumerate(read_rows))
-        return (drawn_BT, sure_X.view(depths.shape), torch.stack(paths), torch.cat(lengths), *read)
+        path_BP, length_B1 = walked(tokens, depths, parents, demands, start, paths, drawn_BT)
+        read = (self._read(all_XF, path_BP, depths.shape[1]) for all_XF in features)
+        return (drawn_BT, sure_X.view(depths.shape), path_BP, length_B1.squeeze(1), *chain.from_iterable(read))
+
+    def _read(self, all_XF: Tensor, path_BP: Tensor, rows: int) -> Iterator[Tensor]:
+        """The features of every text's path, or of its last row."""
+        read_rows = among_all(path_BP if self.kept_rows > 1 else path_BP[:, -1:], rows).split(1)
+        return (all_XF.index_select(0, of_text.squeeze(0)) for of_text in read_rows)
 
     def _drawn(self, logits_XV: Tensor, depths_BT: Tensor, settings: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Every row by its own text's settings; the levels of the texts' keys follow each other."""
@@ -76,11 +81,6 @@ class AcceptTextsStep(nn.Module):
         texts_B1 = torch.arange(self.texts, device=depths_BT.device)[:, None]
         levels_BT = depths_BT + texts_B1 * (given.numbers.shape[2] // self.texts)
         return sampled(logits_XV, levels_BT.flatten(), given)
-
-
-def _apart(each: Tensor) -> list[Tensor]:
-    """The part of every text."""
-    return [text.squeeze(0) for text in each.split(1)]
 
 
 def accept_texts_step(
@@ -91,15 +91,14 @@ def accept_texts_step(
     name, parts = texts_accept_name(draws, texts, rows), accept_parts(draws, features)
     numbers |= {"B": texts, "R": texts * rows, "X": texts * rows, "L": texts * sizes.path_rows}
     signature = signed(name, "accept-texts", numbers, {}, rows=rows, dtype=sizes.dtype, batch=texts, parts=parts)
-    return Step(AcceptTextsStep(draws, texts, sizes.path_rows, kept_rows), signature)
+    return Step(AcceptTextsStep(draws, texts, kept_rows), signature)
 
 
 def rebuilt_texts(signature: StepSignature, decoder: Decoder) -> Step:
     """The step that a signature came from."""
     texts = signature.batch
     if signature.kind == "accept-texts":
-        places = next(spec.shape[1] for spec in signature.outputs if spec.name == "path")
         kept_rows = next((spec.shape[0] for spec in signature.outputs if spec.name == text_name(0, "features.out")), 0)
-        return Step(AcceptTextsStep(draws_in(signature), texts, int(places), int(kept_rows)), signature)
+        return Step(AcceptTextsStep(draws_in(signature), texts, int(kept_rows)), signature)
     branch = next(spec for spec in signature.inputs if spec.name == text_name(0, "branch"))
     return Step(VerifyTextsStep(decoder, "npu", int(branch.shape[2])), signature, read=2 * texts)

@@ -8,66 +8,79 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftwood.trees import Topology, tensorize
+from draftwood.trees import Topology, tensorize, walk_tables
+from draftwood.trees.acceptance import LAPSE
 
-# T rows, M = T - 1 draft nodes, I levels, K candidates
+# T rows, M = T - 1 draft nodes, I levels, K candidates, L places of a path of the tree, P of any
 
 
 class TreeRows(NamedTuple):
-    """A tree to verify: the rows' tokens, parents and depths int64 [T], and the rows that each sees, bool [T, T]."""
+    """A tree to verify: the rows' tokens, depths and parents int64 [T], and the rows that each sees, bool [T, T]; the
+    others are `draftwood.trees.acceptance.WalkTables`."""
 
     tokens: Tensor
-    parents: Tensor
     depths: Tensor
+    parents: Tensor
     visible: Tensor
-
-
-class PlainRows(nn.Module):
-    """The root alone; as an accelerator wants it, on several rows that do not see each other."""
-
-    def __init__(self, rows: int) -> None:
-        super().__init__()
-        self.rows = rows
-
-    def forward(self, root_1: Tensor, drafted: Mapping[str, Tensor]) -> TreeRows:
-        tokens_T = root_1.repeat(self.rows)
-        order_T = torch.arange(self.rows, device=root_1.device)
-        nothing_T = torch.zeros_like(order_T)
-        return TreeRows(tokens_T, nothing_T, nothing_T, order_T[:, None] == order_T)
+    demands: Tensor
+    start: Tensor
+    paths: Tensor
 
 
 class BudgetRows(nn.Module):
     """The tree that the drafter has chosen."""
 
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.places = places
+
     def forward(self, root_1: Tensor, drafted: Mapping[str, Tensor]) -> TreeRows:
+        depths_T, parents_T, visible_TT = (drafted[name] for name in ("depths", "parents", "mask"))
+        order_T, paths_TL = torch.arange(len(parents_T), device=root_1.device), drafted["paths"]
+        siblings_TT = parents_T[:, None] == parents_T
+        older_TT = (siblings_TT & ((order_T < order_T[:, None]) & (order_T > 0))).float()
+        needed_TT = (visible_TT & (order_T > 0)).float()
+        demands_TT = (needed_TT - needed_TT @ older_TT) * LAPSE
+        start_T = depths_T.float() - needed_TT.sum(1) * LAPSE
+        missing = self.places - paths_TL.shape[1]
+        paths_TP = torch.cat((paths_TL, paths_TL[:, -1:].expand(-1, missing)), 1) if missing else paths_TL
         tokens_T = torch.cat((root_1, drafted["drafted"]))
-        return TreeRows(tokens_T, drafted["parents"], drafted["depths"], drafted["mask"])
+        return TreeRows(tokens_T, depths_T, parents_T, visible_TT, demands_TT, start_T, paths_TP)
 
 
 class FixedRows(nn.Module):
-    """A tree of a fixed shape. If levels are ranked, ``candidates`` a level, a node's token stands at its depth and
-    rank."""
+    """A tree of a fixed shape on so many rows. If levels are ranked, ``candidates`` a level, a node's token stands at
+    its depth and rank. Rows that are padding repeat the root's token, and see themselves."""
 
-    parents_T: Tensor
-    depths_T: Tensor
-    visible_TT: Tensor
     place_M: Tensor
 
-    def __init__(self, tree: Topology, candidates: int) -> None:
+    def __init__(self, tree: Topology, rows: int, places: int, candidates: int) -> None:
         super().__init__()
-        buffers, self.ranked = tensorize(tree), bool(candidates)
+        buffers, self.ranked, self.nodes = tensorize(tree), bool(candidates), tree.nodes
+        self.padding = rows - tree.rows
+        visible_TT, padding = np.eye(rows, dtype=np.bool_), (0, self.padding)
+        visible_TT[: tree.rows, : tree.rows] = buffers.mask
+        walked = walk_tables(buffers, rows, places)
         tables = {
-            "parents_T": buffers.parents,
-            "depths_T": buffers.depths,
-            "visible_TT": buffers.mask,
-            "place_M": (buffers.depths[1:] - 1) * candidates + buffers.ranks[1:],
+            "depths_T": np.pad(buffers.depths, padding),
+            "parents_T": np.pad(buffers.parents, padding),
+            "visible_TT": visible_TT,
+            **walked._asdict(),
         }
+        self.names = tuple(tables)
+        tables["place_M"] = (buffers.depths[1:] - 1) * candidates + buffers.ranks[1:]
         for name, table in tables.items():
             self.register_buffer(name, torch.from_numpy(table.copy()), persistent=False)
 
     def forward(self, root_1: Tensor, drafted: Mapping[str, Tensor]) -> TreeRows:
-        nodes_M = drafted["candidates"].flatten().index_select(0, self.place_M) if self.ranked else drafted["drafted"]
-        return TreeRows(torch.cat((root_1, nodes_M)), self.parents_T, self.depths_T, self.visible_TT)
+        tokens = [root_1]
+        if self.nodes and self.ranked:
+            tokens.append(drafted["candidates"].flatten().index_select(0, self.place_M))
+        elif self.nodes:
+            tokens.append(drafted["drafted"])
+        tokens += [root_1] * self.padding
+        return TreeRows(torch.cat(tokens), *(getattr(self, name) for name in self.names))

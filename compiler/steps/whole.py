@@ -46,7 +46,7 @@ class WholeStep(nn.Module):
         values = dict(zip((spec.name for spec in self.signature.inputs), inputs, strict=True))
         results = self._drafted(values)
         rows: TreeRows = self.rows(values["root"], results)
-        tree = {"tokens": rows.tokens, "parents": rows.parents, "depths": rows.depths, "visible": rows.visible}
+        tree = rows._asdict()
         verified = _ran(self.parts.verify, values | tree)
         accepted = _ran(self.parts.accept, values | tree | verified)
         accepted["path.out"] = accepted.pop("path")

@@ -15,7 +15,7 @@ from draftwood.compiler.steps.accept import Draws, accept_name, accept_step
 from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.texts import accept_texts_step, verify_texts_step
-from draftwood.compiler.steps.tree_rows import BudgetRows, FixedRows, PlainRows
+from draftwood.compiler.steps.tree_rows import BudgetRows, FixedRows
 from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.steps.whole import WholeParts, whole_step
 from draftwood.compiler.teachers.block import Form
@@ -133,8 +133,9 @@ def whole_steps(
         verify = next(
             s for s in steps if (s.signature.kind, s.signature.slots) == (kind, gear.slots) and s.signature.rows == rows
         )
+        tree_rows = _rows(tree, draft, rows, sizes.path_rows)
         for draws in get_args(Draws):
-            parts = WholeParts(draft, _rows(tree, draft, rows), verify, accepts[accept_name(draws, rows)])
+            parts = WholeParts(draft, tree_rows, verify, accepts[accept_name(draws, rows)])
             whole.append(whole_step(gear.name, draws, parts, decoder.config.vocabulary))
     return whole
 
@@ -145,14 +146,13 @@ def _draft_of(gear: Gear, drafts: Mapping[str, Step], drafter: DraftModel | None
     return drafts.get(f"{name}-kv{gear.slots}") or drafts[name]
 
 
-def _rows(tree: Topology | Budget, draft: Step | None, rows: int) -> nn.Module:
+def _rows(tree: Topology | Budget, draft: Step | None, rows: int, places: int) -> nn.Module:
     """The module that turns a gear's draft into rows."""
-    if draft is None:
-        return PlainRows(rows)
     if not isinstance(tree, Topology):
-        return BudgetRows()
-    ranked = next((spec for spec in draft.signature.outputs if spec.name == "candidates"), None)
-    return FixedRows(tree, int(ranked.shape[1]) if ranked else 0)
+        return BudgetRows(places)
+    outputs = draft.signature.outputs if draft else ()
+    ranked = next((spec for spec in outputs if spec.name == "candidates"), None)
+    return FixedRows(tree, rows, places, int(ranked.shape[1]) if ranked else 0)
 
 
 def rebuild_drafts(

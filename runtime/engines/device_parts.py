@@ -19,7 +19,7 @@ from draftwood.manifest import Gear, GraphSignature, whole_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.device_texts import DeviceTexts, Launched
 from draftwood.runtime.engines.executor import Executor
-from draftwood.runtime.engines.inputs import branches, draws_of, fill_commit, fill_settings, fill_tree, host_inputs
+from draftwood.runtime.engines.inputs import branches, draws_of, fill_commit, fill_settings, fill_walk, host_inputs
 from draftwood.runtime.engines.sessions import fixed
 from draftwood.runtime.speculation.draft_cache import DeviceRows
 from draftwood.runtime.speculation.drafting import Drafting
@@ -173,9 +173,8 @@ class DeviceParts:
         if (left.rows, draws) not in self._accepts:
             raise BundleError(f"{self._bundle.folder}: no graph accepts {left.rows} rows; build the bundle again")
         graph = self._accepts[left.rows, draws]
-        inputs, rows = self._small(graph), draft.tree.rows
-        fill_tree(inputs, draft.tokens_T, draft.tree)
-        inputs["parents"][:rows], inputs["parents"][rows:] = draft.tree.parents, 0
+        inputs = self._small(graph)
+        fill_walk(inputs, draft.tokens_T, draft.tree)
         fill_settings(inputs, state.sampling, state.length + 1, self._bundle.manifest.dims.vocabulary)
         next_rows = self._next_rows(state, graph)
         buffers = left.buffers | next_rows if next_rows else {"logits": left.buffers["logits"]}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from draftwood.contract import ACCEPTED, COMMITTED, lives
 from draftwood.manifest import GraphSignature, text_name
 from draftwood.runtime.engines.executor import Executor
-from draftwood.runtime.engines.inputs import branches, fill_commit, fill_settings, fill_tree, host_inputs
+from draftwood.runtime.engines.inputs import branches, fill_commit, fill_settings, fill_tree, fill_walk, host_inputs
 from draftwood.runtime.engines.sessions import fixed
 from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -91,7 +91,6 @@ class DeviceTexts:
         buffers = {name: b for name, b in launched.buffers.items() if any(s.name == name for s in graph.inputs)}
         by_number = {line.number: line for line in lines}
         for number in range(graph.batch):
-            inputs["parents"][number] = 0
             if number in by_number:
                 self._fill_accept(by_number[number], inputs, graph.batch)
         for spec in graph.outputs:
@@ -128,9 +127,8 @@ class DeviceTexts:
 
     def _fill_accept(self, line: GraphLine, inputs: dict[str, NDArray], lines: int) -> None:
         """A line's tree, and how it draws."""
-        of_text, tree, state = _of_line(inputs, line.number), line.draft.tree, line.state
-        fill_tree(of_text, line.draft.tokens_T, tree)
-        of_text["parents"][: tree.rows] = tree.parents
+        of_text, state = _of_line(inputs, line.number), line.state
+        fill_walk(of_text, line.draft.tokens_T, line.draft.tree)
         if "keys" in inputs:
             levels = inputs["keys"].shape[-1] // lines
             of_text["keys"] = inputs["keys"][..., line.number * levels : (line.number + 1) * levels]
@@ -142,7 +140,8 @@ class DeviceTexts:
             self._inputs[graph.name] = host_inputs(graph)
         inputs = self._inputs[graph.name]
         inputs["tokens"][:], inputs["depths"][:] = 0, 0
-        inputs["visible"][:] = np.eye(graph.rows, dtype=np.bool_)
+        if "visible" in inputs:
+            inputs["visible"][:] = np.eye(graph.rows, dtype=np.bool_)
         if "temperature" in inputs:
             inputs["temperature"][:] = 1.0
         return inputs
@@ -171,7 +170,7 @@ def _said(results: dict[str, NDArray], buffers: dict[str, Buffer], line: GraphLi
 
 def _of_line(inputs: dict[str, NDArray], number: int) -> dict[str, NDArray]:
     """Views of what the inputs say of one line."""
-    names = ("tokens", "depths", "visible", "parents", "mass", "limit")
+    names = ("tokens", "depths", "visible", "parents", "demands", "start", "paths", "mass", "limit")
     numbers = (COMMITTED, ACCEPTED, "temperature", "free")
     rows = {name: inputs[name][number] for name in names if name in inputs}
     return rows | {name: inputs[name][number : number + 1] for name in numbers if name in inputs}

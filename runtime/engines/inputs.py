@@ -12,7 +12,7 @@ from draftwood.runtime.engines.sessions import allocate
 from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
 from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.trees import TreeBuffers
+from draftwood.trees import TreeBuffers, walk_tables
 
 # T rows of a graph
 
@@ -48,12 +48,24 @@ def fill_commit(inputs: dict[str, NDArray], kv: DeferredKvCache) -> None:
     inputs["path"][:moved] = kv.moved
 
 
-def fill_tree(inputs: dict[str, NDArray], tokens_T: NDArray[np.int64], tree: TreeBuffers) -> None:
-    """The tree's rows into a graph's inputs; a padded row repeats the root's token and place, and sees itself."""
+def _fill_rows(inputs: dict[str, NDArray], tokens_T: NDArray[np.int64], tree: TreeBuffers) -> int:
+    """The tree's rows into a graph's inputs; a padded row repeats the root's token and place. Gives their number."""
     rows = tree.rows
     inputs["tokens"][:rows], inputs["tokens"][rows:] = tokens_T, tokens_T[0]
     inputs["depths"][:rows], inputs["depths"][rows:] = tree.depths, 0
-    visible = inputs["visible"]
+    return rows
+
+
+def fill_walk(inputs: dict[str, NDArray], tokens_T: NDArray[np.int64], tree: TreeBuffers) -> None:
+    """The tree into the inputs of acceptance."""
+    rows = _fill_rows(inputs, tokens_T, tree)
+    inputs["parents"][:rows], inputs["parents"][rows:] = tree.parents, 0
+    inputs["demands"][:], inputs["start"][:], inputs["paths"][:] = walk_tables(tree, *inputs["paths"].shape)
+
+
+def fill_tree(inputs: dict[str, NDArray], tokens_T: NDArray[np.int64], tree: TreeBuffers) -> None:
+    """The tree into the inputs of verification; a padded row sees itself."""
+    rows, visible = _fill_rows(inputs, tokens_T, tree), inputs["visible"]
     visible[:] = np.eye(len(visible), dtype=np.bool_)
     visible[:rows, :rows] = tree.mask
 

@@ -23,7 +23,7 @@ from draftwood.contract import KEPT
 from draftwood.noise import BLOCK, LANE, LEAST, gumbel_row, key_of, keys_of, numbers_of, rounds
 from draftwood.runtime.engines.inputs import fill_settings
 from draftwood.runtime.speculation.sampling import Sampling, distribution, draw
-from draftwood.trees import Topology, tensorize, walk
+from draftwood.trees import Topology, tensorize, walk, walk_tables
 
 LEVELS, LENGTH = 4, 100
 RNG = np.random.default_rng
@@ -141,11 +141,20 @@ def all_trees(most: int) -> Iterator[Topology]:
                 yield Topology((0, *parents), (0, *(parents[:row].count(p) for row, p in enumerate(parents))))
 
 
-def tables(tree: Topology) -> tuple[torch.Tensor, ...]:
-    """Parents, depths and mask, a padded row at the end."""
-    buffers, mask = tensorize(tree), np.eye(tree.rows + 1, dtype=bool)
-    mask[:-1, :-1] = buffers.mask
-    return tuple(map(torch.from_numpy, (np.append(buffers.parents, 0), np.append(buffers.depths, 0), mask)))
+def tables(tree: Topology, places: int) -> tuple[torch.Tensor, ...]:
+    """Depths, parents and the tables of a walk, a padded row at the end."""
+    buffers = tensorize(tree)
+    rows = np.append(buffers.depths, 0), np.append(buffers.parents, 0)
+    return tuple(torch.from_numpy(table.copy()) for table in (*rows, *walk_tables(buffers, tree.rows + 1, places)))
+
+
+def walked_one(tokens: torch.Tensor, tables: tuple[torch.Tensor, ...], drawn: torch.Tensor) -> list[int]:
+    """The accepted path of one text, after the one that the graph has is seen to repeat its last row."""
+    path, length = walked(*(table[None] for table in (tokens, *tables, drawn)))
+    rows: list[int] = path[0].tolist()
+    count = int(length)
+    assert set(rows[count - 1 :]) == {rows[count - 1]}
+    return rows[:count]
 
 
 def test_the_walk_is_the_hosts_on_every_tree_of_up_to_five_nodes() -> None:
@@ -155,10 +164,9 @@ def test_the_walk_is_the_hosts_on_every_tree_of_up_to_five_nodes() -> None:
         for _ in range(10):
             tokens, draws = random.integers(0, 3, (2, tree.rows + 1))
             tokens[-1] = tokens[0]
-            path, length = walked(torch.from_numpy(tokens), *tables(tree), torch.from_numpy(draws), places=7)
+            path = walked_one(torch.from_numpy(tokens), tables(tree, 7), torch.from_numpy(draws))
             want = walk(tensorize(tree), tokens[:-1], lambda row, depth, draws=draws: int(draws[row])).rows
-            assert tuple(path[: int(length)].tolist()) == want
-            assert set(path[int(length) :].tolist()) <= {want[-1]}
+            assert tuple(path) == want
 
 
 @cache
@@ -182,17 +190,16 @@ def test_every_tree_of_up_to_five_nodes_gives_the_plain_text(filters: dict) -> N
 
 def accepted_tokens(tree: Topology, sampling: Sampling, text: tuple[int, ...]) -> tuple[int, ...]:
     """One step after a text, whose last token is the root."""
-    parents, depths, mask = tables(tree)
+    of_tree = tables(tree, 6)
     rows = [text]
     for row in range(1, tree.rows):
         above = rows[tree.parents[row]]
         rows.append((*above, int(np.argsort(-teacher(above))[tree.ranks[row]])))
     logits = torch.from_numpy(np.stack([teacher(row) for row in (*rows, text)]))
     tokens = torch.tensor([row[-1] for row in (*rows, text)])
-    drawn_T, sure_T = sampled(logits, depths, settings(sampling, 8, levels=6, position=len(text)))
-    path, length = walked(tokens, parents, depths, mask, drawn_T, places=6)
-    assert sure_T[path].all()
-    chosen = path[: int(length)].tolist()
+    drawn_T, sure_T = sampled(logits, of_tree[0], settings(sampling, 8, levels=6, position=len(text)))
+    chosen = walked_one(tokens, of_tree, drawn_T)
+    assert sure_T[chosen].all()
     return (*tokens[chosen[1:]].tolist(), int(drawn_T[chosen[-1]]))
 
 
@@ -207,7 +214,7 @@ def test_onnxruntime_accepts_alike(tmp_path: Path) -> None:
     for seed in range(4):
         logits = (4 * random.standard_normal((5, 5000))).astype(np.float32)
         how = settings(Sampling(temperature=0.9, seed=seed, top_k=20 * (seed % 2)), 5000)
-        given = (random.integers(0, 9, 5), buffers.parents, buffers.depths, buffers.mask)
+        given = (random.integers(0, 9, 5), buffers.depths, buffers.parents, *walk_tables(buffers, 5, LEVELS))
         inputs = [logits, *given, random.random((5, 6), np.float32), *(t.numpy() for t in how)]
         names = [spec.name for spec in step.signature.inputs]
         got = session.run(None, dict(zip(names, inputs, strict=True)))

@@ -38,6 +38,7 @@ from draftwood.tools.comparison.compare import Comparison, Pair
 from draftwood.tools.comparison.faults import Control
 from draftwood.tools.reference.eager import EagerEngine
 from draftwood.tools.reference.ge import GeEngine
+from draftwood.trees import Topology, tensorize, walk_tables
 
 PLACES = 4
 TEXTS = 6
@@ -243,12 +244,10 @@ def test_rows_are_placed_as_those_of_one_text_each_in_its_place() -> None:
 def test_acceptance_in_a_launch_is_the_walk_of_every_text(draws: str) -> None:
     rng = np.random.default_rng(5)
     texts, rows, places, vocabulary = 3, 4, 3, 9
-    parents = torch.tensor([[0, 0, 0, 1], [0, 0, 1, 2], [0, 0, 0, 0]])
-    depths = torch.tensor([[0, 1, 1, 2], [0, 1, 2, 3], [0, 1, 1, 1]]).clamp(max=places - 1)
-    visible = torch.eye(rows, dtype=torch.bool).repeat(texts, 1, 1)
-    for text in range(texts):
-        for row in range(1, rows):
-            visible[text, row] |= visible[text, parents[text, row]]
+    parents, ranks = ((0, 0, 0, 1), (0, 0, 0, 2), (0, 0, 0, 0)), ((0, 0, 1, 0), (0, 0, 1, 0), (0, 0, 1, 2))
+    buffers = [tensorize(Topology(*tree)) for tree in zip(parents, ranks, strict=True)]
+    walks = [(tree.depths, tree.parents, *walk_tables(tree, rows, places)) for tree in buffers]
+    tree = [torch.from_numpy(np.stack(tables)) for tables in zip(*walks, strict=True)]
     tokens = torch.from_numpy(rng.integers(0, vocabulary, (texts, rows)))
     logits = torch.from_numpy(rng.standard_normal((texts * rows, vocabulary)).astype(np.float32))
     how = [Sampling(temperature=0.7), Sampling(temperature=1.0, top_k=4, seed=1), Sampling(temperature=1.3, top_p=0.8)]
@@ -261,17 +260,15 @@ def test_acceptance_in_a_launch_is_the_walk_of_every_text(draws: str) -> None:
         fill_settings(of_text, sampling, 5, vocabulary)
     keys, *numbers = (torch.from_numpy(given[end.name]) for end in DRAWS)
     settings = (keys, *numbers) if draws == "sampled" else ()
-    drawn, sure, path, length = AcceptTextsStep(draws, texts, places, 0)(  # type: ignore[arg-type]
-        logits, tokens, parents, depths, visible, *settings
-    )
+    drawn, sure, path, length = AcceptTextsStep(draws, texts, 0)(logits, tokens, *tree, *settings)  # type: ignore[arg-type]
     for text in range(texts):
         own = logits[text * rows : (text + 1) * rows]
         levels = slice(text * places, (text + 1) * places)
         alone = AcceptStep(
-            draws, places, 0
+            draws, 0
         )(  # type: ignore[arg-type]
             own,
-            *(each[text] for each in (tokens, parents, depths, visible)),
+            *(each[text] for each in (tokens, *tree)),
             *((keys[..., levels], *(n[text : text + 1] for n in numbers)) if settings else ()),
         )
         for got, want in zip((drawn[text], sure[text], path[text], length[text : text + 1]), alone, strict=True):
