@@ -62,7 +62,7 @@ def test_nodes_are_those_of_a_decomposed_program(made: Callable[[], ExportedProg
     }
     got = nodes(retraced(made(), npu_forms()))
     assert got == nodes(made().run_decompositions(table | npu_forms()).graph_module)
-    assert ("draftwood.linear.default" in {target for _, _, target, *_ in got}) == (made is layer)
+    assert "draftwood.linear.default" in {target for _, _, target, *_ in got}
 
 
 def test_a_program_that_writes_is_refused() -> None:
