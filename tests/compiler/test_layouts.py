@@ -52,7 +52,7 @@ def test_every_matrix_of_a_step_is_found_laid_out(
     """What onnxruntime lays out of a whole graph has the names of what lies in the file: it takes that instead."""
     teacher = save_tiny(tmp_path, hidden_size=64, intermediate_size=96)
     request = BuildRequest(
-        model=teacher, drafter=tiny_eagle3, trees=TREES, slots=(128,), prefill_rows=(16,), precision=precision, texts=2
+        model=teacher, drafter=tiny_eagle3, trees=TREES, slots=(128,), prefill_rows=(), precision=precision, texts=2
     )
     build(request, tmp_path / "bundle")
     bundle = Bundle.open(tmp_path / "bundle")

@@ -17,7 +17,7 @@ def test_planned_trees_of_a_trained_drafter_change_no_text(
     monkeypatch.setattr(tune, "SECONDS", 0.1)
     plan, bundle, prompts = tmp_path / "plan.json", tmp_path / "bundle", tmp_path / "prompts.jsonl"
     stats = [str(fixtures.EAGLE3 / f"{text}.stats") for text in ("greedy", "sampled")]
-    assert main(["plan", *stats, "--max-nodes", "4", "--out", str(plan)]) == 0
+    assert main(["plan", *stats, "--max-nodes", "4", "--max-gears", "3", "--out", str(plan)]) == 0
     model = [str(fixtures.TEACHER), "--drafter", str(fixtures.EAGLE3), "--int8-drafter"]
     assert main(["build", *model, "--tree", f"plan:{plan}", "--kv", "512", "--out", str(bundle)]) == 0
     assert main(["check", str(bundle)]) == 0

@@ -39,8 +39,10 @@ SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in (("eagle3", False),
 
 
 @pytest.fixture(scope="module", params=[("medusa", False), *SLOW], ids=str)
-def bundle(request, tiny_teacher, tiny_drafters, tiny_heads, tmp_path_factory) -> Bundle:
+def bundle(request, npu_bundle, tiny_teacher, tiny_drafters, tiny_heads, tmp_path_factory) -> Bundle:
     kind, whole = request.param
+    if (kind, whole) == ("medusa", False):
+        return Bundle.open(npu_bundle)
     drafter = (tiny_drafters | {"medusa": tiny_heads})[kind]
     asked = BuildRequest(
         model=tiny_teacher, drafter=drafter, trees=TREES, slots=(128,), prefill_rows=(8,), targets=("ge",), whole=whole
@@ -79,11 +81,11 @@ def opened(
     return one
 
 
-def decoded(
-    engine: StaticEngine, temperature: float = 0.0, gear: str = "ragged-kv128", seed: int = 3
-) -> tuple[int, ...]:
-    options = Options(max_new_tokens=10, sampling=Sampling(temperature=temperature, seed=seed), ignore_eos=True)
-    return tuple(Decoding(engine, PROMPT, options, FixedTree(engine.bundle, gear)).run().token_ids)
+def decoded(engine: StaticEngine, temperature: float = 0.0, gear: str = "") -> tuple[int, ...]:
+    """With the bundle's tree unless a gear is named."""
+    options = Options(max_new_tokens=10, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)
+    policy = FixedTree(engine.bundle, gear or engine.bundle.manifest.gears[-1].name)
+    return tuple(Decoding(engine, PROMPT, options, policy).run().token_ids)
 
 
 def stepped(engine: StaticEngine, gears: list[Gear]) -> Any:
