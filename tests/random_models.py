@@ -42,17 +42,28 @@ def save_teacher(folder: Path, sizes: Sizes, spread: float = 0.12) -> Path:
     return folder
 
 
-def block(sizes: Sizes, random: Generator, at: str, width: int = 0, scale: float = 0.05, heads: bool = False) -> dict:
-    """A decoder block below the name ``at``. Its q, k and v read ``width`` features; ``heads`` gives them norms."""
+def block(
+    sizes: Sizes,
+    random: Generator,
+    at: str,
+    width: int = 0,
+    scale: float = 0.05,
+    heads: bool = False,
+    norms: float = 0.0,
+) -> dict[str, Tensor]:
+    """A decoder block below the name ``at``. Its q, k and v read ``width`` features; ``heads`` gives them norms.
+    Matrices spread by ``scale`` around zero, the norms' weights by ``norms`` around one."""
     hidden, inner, head = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
     rows = {"q": sizes["num_attention_heads"] * head} | dict.fromkeys("kv", sizes["num_key_value_heads"] * head)
     made = {f"self_attn.{s}_proj": randn(n, width or hidden, generator=random) for s, n in rows.items()}
     made |= {f"mlp.{side}_proj": randn(inner, hidden, generator=random) for side in ("gate", "up")}
     made["self_attn.o_proj"] = randn(hidden, rows["q"], generator=random)
     made["mlp.down_proj"] = randn(hidden, inner, generator=random)
-    norms = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), hidden)
-    norms |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), head) if heads else {}
-    tensors = {name: value * scale for name, value in made.items()} | {n: ones(size) for n, size in norms.items()}
+    widths = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), hidden)
+    widths |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), head) if heads else {}
+    tensors = {name: value * scale for name, value in made.items()}
+    for name, size in widths.items():
+        tensors[name] = 1 + randn(size, generator=random) * norms if norms else ones(size)
     return {f"{at}.{name}.weight": value for name, value in tensors.items()}
 
 

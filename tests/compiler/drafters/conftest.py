@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.tests import random_models
 from draftwood.tests.exported import onnx_graph, opened
 
 V, LAYERS, HIDDEN = 101, 8, 64
@@ -62,19 +63,11 @@ def _randn(random: torch.Generator, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=random) * 0.15
 
 
-def block_tensors(random: torch.Generator, at: str, hidden: int, width: int) -> dict[str, torch.Tensor]:
-    rows = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
-    tensors = {f"{at}.self_attn.{p}_proj.weight": _randn(random, n, width) for p, n in rows.items()}
-    tensors[f"{at}.self_attn.o_proj.weight"] = _randn(random, hidden, rows["q"])
-    tensors |= {f"{at}.mlp.{p}_proj.weight": _randn(random, INTERMEDIATE, hidden) for p in ("gate", "up")}
-    tensors[f"{at}.mlp.down_proj.weight"] = _randn(random, hidden, INTERMEDIATE)
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        tensors[f"{at}.{norm}.weight"] = 1 + _randn(random, hidden)
-    return tensors
-
-
-def head_norms(random: torch.Generator, at: str) -> dict[str, torch.Tensor]:
-    return {f"{at}.self_attn.{side}_norm.weight": 1 + _randn(random, HEAD_DIM) for side in ("q", "k")}
+def block_tensors(
+    random: torch.Generator, at: str, hidden: int, width: int, heads: bool = False
+) -> dict[str, torch.Tensor]:
+    """No weight of a norm is one."""
+    return random_models.block(BLOCK | {"hidden_size": hidden}, random, at, width, 0.15, heads, norms=0.15)
 
 
 def eagle3_tensors(
@@ -88,12 +81,10 @@ def eagle3_tensors(
 ) -> dict[str, torch.Tensor]:
     """The tensors of an EAGLE-3 drafter, random, by published names."""
     random = torch.Generator().manual_seed(11)
-    tensors = block_tensors(random, at, hidden, 2 * hidden)
+    tensors = block_tensors(random, at, hidden, 2 * hidden, qk)
     tensors[f"{at}.hidden_norm.weight"] = 1 + _randn(random, hidden)
     for i in range(1, layers):
-        tensors |= block_tensors(random, f"layers.{i}", hidden, hidden)
-    for i in range(layers if qk else 0):
-        tensors |= head_norms(random, f"layers.{i}" if i else at)
+        tensors |= block_tensors(random, f"layers.{i}", hidden, hidden, qk)
     tensors["fc.weight"] = _randn(random, hidden, states * HIDDEN)
     tensors["norm.weight"] = 1 + _randn(random, hidden)
     tensors["lm_head.weight"] = _randn(random, draft, hidden)
@@ -123,7 +114,7 @@ def dflash_tensors(layers: int, states: int, draft: int | None = None) -> dict[s
     random = torch.Generator().manual_seed(23)
     tensors = {"fc.weight": _randn(random, HIDDEN, states * HIDDEN), "hidden_norm.weight": 1 + _randn(random, HIDDEN)}
     for i in range(layers):
-        tensors |= block_tensors(random, f"layers.{i}", HIDDEN, HIDDEN) | head_norms(random, f"layers.{i}")
+        tensors |= block_tensors(random, f"layers.{i}", HIDDEN, HIDDEN, heads=True)
     tensors["norm.weight"] = 1 + _randn(random, HIDDEN)
     if draft is not None:
         tensors["embed_tokens.weight"], tensors["lm_head.weight"] = (
