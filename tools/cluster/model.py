@@ -21,15 +21,13 @@ from draftwood.tools.cluster.connection import here
 from draftwood.tools.cluster.replica import Deployed
 from draftwood.tools.serve.messages import (
     Ask,
-    Begun,
     Cancel,
     Encode,
-    Encoded,
     Ended,
     EngineArguments,
     Failed,
-    Last,
-    Piece,
+    OfText,
+    Reading,
     Ready,
     ToEngine,
     ToServer,
@@ -44,7 +42,7 @@ PATIENCE_SECONDS = 10.0
 
 log = logging.getLogger("draftwood.serve")
 
-_letters = msgspec.msgpack.Decoder(list[Begun | Piece | Last | Encoded])
+_letters = msgspec.msgpack.Decoder(list[OfText])
 
 
 class Replicas:
@@ -94,13 +92,15 @@ class Replicas:
             del self._tasks[message.id]
 
     async def _ask(self, message: Ask | Encode, again: bool) -> bool:
-        """Whether the text came to an end; else it may be asked for again."""
+        """Whether the text came to an end; else it may be asked for again: its replica ended before it began, and not
+        while its prompt and grammar were read, which may have ended it."""
+        unharmed = again
         session = message.session if isinstance(message, Ask) else ""
         response = self._handle.options(session_id=session).remote(msgspec.msgpack.encode(message))
         try:
             async for content in response:
-                again = False
                 for letter in _letters.decode(content):
+                    unharmed = again and isinstance(letter, Reading) and letter.done
                     letter.id = message.id
                     self._receive(letter)
         except asyncio.CancelledError:
@@ -109,9 +109,9 @@ class Replicas:
         except RayActorError as error:
             self.lost.add(error.actor_id)
             log.error("a replica ended: %s", str(error).partition("\n")[0])
-            if not again:
+            if not unharmed:
                 self._receive(Failed(message.id, LOST))
-            return not again
+            return not unharmed
         return True
 
     def running(self) -> int:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from draftwood.errors import BundleError
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.tools.serve import messages
-from draftwood.tools.serve.messages import Begun, CacheUse, Cancel, EngineArguments, Piece, Ready, ToServer
+from draftwood.tools.serve.messages import CacheUse, Cancel, Encoded, EngineArguments, Last, Ready, ToServer
 from draftwood.tools.serve.model import Mailbox
 from draftwood.tools.serve.process import EngineProcess
 
@@ -87,11 +87,11 @@ class Replica:
         last: ToServer | None = None
         self._process.send(message)
         try:
-            while last is None or isinstance(last, Begun | Piece):
+            while not isinstance(last, Last | Encoded):
                 letters = [letter for _, letter in await box.take()]
                 last = letters[-1]
                 yield msgspec.msgpack.encode(letters)
         finally:
             del self._boxes[message.id]
-            if last is None or isinstance(last, Begun | Piece):
+            if not isinstance(last, Last | Encoded):
                 self._process.send(Cancel(message.id))

@@ -162,7 +162,9 @@ class Encoded(Struct, tag=True):
 ToEngine = Ask | Cancel | Encode
 # The end of a text.
 Last = Ended | Busy | Refused | Failed
-ToServer = Ready | CacheUse | Reading | Begun | Piece | Last | Encoded
+# The messages about one text or prompt; one of the last two kinds ends it.
+OfText = Reading | Begun | Piece | Last | Encoded
+ToServer = Ready | CacheUse | OfText
 
 _encoder = msgspec.msgpack.Encoder()
 decode_for_engine = msgspec.msgpack.Decoder(ToEngine).decode
