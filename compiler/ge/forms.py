@@ -13,6 +13,8 @@ from torch import Tensor, fx
 
 from draftwood.kernels.rotary import ROTARY_MUL
 
+# GE joins parts of such a multiple without a kernel (concat_notask_pass.cc, CheckTensorAlign).
+JOINED_BYTES = 32
 # The rotary operator's head dimension is a multiple of this (CANN 8.1.RC1, op_proto/inc/nn_other.h, RotaryMul).
 ROTARY_MULTIPLE = 64
 
@@ -24,6 +26,7 @@ def npu_forms() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.select.int: _select,
         torch.ops.aten.slice.Tensor: _slice,
         torch.ops.aten.masked_fill.Scalar: _masked_fill,
+        torch.ops.aten.cat.default: _cat,
         torch.ops.aten.linear.default: _linear,
         torch.ops.draftwood.experts.default: _experts,
         torch.ops.draftwood.quantised_linear.default: _quantised_linear,
@@ -49,6 +52,15 @@ def join_transposes(graph: fx.Graph) -> None:
             node.target, node.args = torch.ops.draftwood.batched_linear.default, (node.args[0], turned.args[0])
             if not turned.users:
                 graph.erase_node(turned)
+
+
+def _cat(tensors: list[Tensor], dim: int = 0) -> Any:
+    """Two equally long parts of one row lie one after the other, as two rows do, for which GE may run nothing."""
+    first, *others = tensors
+    parts = [tuple(t.shape) for t in tensors] == 2 * [(1, *first.shape[1:])]
+    if dim % first.dim() != 1 or not parts or first.nbytes % JOINED_BYTES:
+        return NotImplemented
+    return torch.ops.draftwood.join_rows(first, *others).reshape(1, -1, *first.shape[2:])
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:

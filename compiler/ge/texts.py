@@ -143,6 +143,8 @@ class TextsRun(fx.Interpreter):
         packet = target.overloadpacket
         if packet is _NPU.npu_scatter_nd_update:
             return self._scattered(target, **operands)
+        if packet is _OURS.join_rows:
+            return self._along(_ATEN.cat.default, {"tensors": list(operands.values()), "dim": 0})
         if packet is _ATEN.index_select and operands["dim"] == 0 and isinstance(operands["index"], EveryText):
             return self._selected(target, operands["self"], operands["index"])
         if packet is _ATEN.index_select and not isinstance(operands["index"], EveryText):

@@ -262,11 +262,11 @@ class CachedNetwork(nn.Module):
             return AppendedExtend(last_1, order_C >= committed_1, cos_PE, sin_PE, slot_1, masked_PC)
         slots = cache.shape[0] // kv_heads
         order_C = order(slots)
-        position_P = (start_1 + order_P).clamp(0, slots - 1)
-        slot_P = torch.where(order_P < accepted_1, position_P, torch.full_like(order_P, slots - 1))
+        # The other rows stand where they are written.
+        slot_P = torch.where(order_P < accepted_1, start_1 + order_P, torch.full_like(order_P, slots - 1))
         index = (slot_P[:, None] + order(kv_heads) * slots).reshape(-1, 1)
-        masked = self.hidden_from(position_P, order_C)[None, None]
-        factors = self.rotary(position_P, inside=slots <= self.draft_cos.shape[0])
+        masked = self.hidden_from(slot_P, order_C)[None, None]
+        factors = self.rotary(slot_P, inside=slots <= self.draft_cos.shape[0])
         return Scattered(last_1, order_C >= committed_1, Placement(index, masked), *factors, form)
 
     def hidden_from(self, position_P: Tensor, order_C: Tensor) -> Tensor:

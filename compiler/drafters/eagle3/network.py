@@ -65,6 +65,8 @@ class Hidden(NamedTuple):
     fed_back_RH: Tensor
 
 
+# Cosine and sine [R, 1, D] of rows, or [1, 1, D] of one position.
+Factors = tuple[Tensor, Tensor]
 # Keys and values of the tree rows run so far, a pair [K, S, D] a block; the root's are in the caches.
 Branch = list[tuple[Tensor, Tensor]]
 
@@ -92,6 +94,7 @@ class BranchRows:
     teacher: TeacherEnds
     noise: tuple[Tensor, ...]
     hidden: Hidden
+    factors: tuple[Factors, ...]
     depth: int = 0
     branch: Branch | None = None
 
@@ -101,7 +104,7 @@ class BranchRows:
     def below(self, tokens_E: Tensor, source_E: Tensor | None, masked_ES: Tensor | None) -> BranchRows:
         fed_back_EH, depth = taken(self.hidden.fed_back_RH, source_E), self.depth + 1
         hidden, branch = self.drafter.level(
-            tokens_E, fed_back_EH, depth, self.branch, masked_ES, self.written, self.teacher
+            tokens_E, fed_back_EH, depth, self.branch, masked_ES, self.written, self.teacher, self.factors[self.depth]
         )
         return replace(self, hidden=hidden, depth=depth, branch=branch)
 
@@ -152,7 +155,13 @@ class Eagle3(CachedNetwork):
         return ExtendResult(root, written, waiting.committed_1, at.unseen_C)
 
     def root(self, extended: ExtendResult, teacher: TeacherEnds, noise_DU: Tensor) -> BranchRows:  # type: ignore[override]
-        return BranchRows(self, extended, teacher, tuple(cast_to(noise_DU, torch.float32).split(1)), extended.root)
+        noise, levels = tuple(cast_to(noise_DU, torch.float32).split(1)), len(noise_DU) - 1
+        factors: tuple[Factors, ...] = ()
+        if levels:  # the rows of a level have one position
+            tables = self.rotary(extended.committed_1 + torch.arange(levels, device=noise_DU.device))
+            cos, sin = (table.split(1) if levels > 1 else [table] for table in tables)
+            factors = tuple(zip(cos, sin, strict=True))
+        return BranchRows(self, extended, teacher, noise, extended.root, factors)
 
     def level(
         self,
@@ -163,11 +172,15 @@ class Eagle3(CachedNetwork):
         masked_RS: Tensor | None,
         written: ExtendResult,
         teacher: TeacherEnds,
+        factors: Factors | None = None,
     ) -> tuple[Hidden, Branch]:
         """Runs tree rows of one depth >= 1 on the hidden states of their parents. ``masked`` covers the branch and then
-        these rows (True = masked out; None: nothing is); returns both."""
-        position_R = written.committed_1 + torch.full((tokens_R.shape[0],), depth - 1, device=tokens_R.device)
-        return self.rows(self.embed(tokens_R, teacher), fed_back_RH, position_R, branch, masked_RS, written)
+        these rows (True = masked out; None: nothing is); returns both. ``factors`` are those of the rows' position."""
+        count = tokens_R.shape[0]
+        position_R = written.committed_1 + torch.full((count,), depth - 1, device=tokens_R.device)
+        of_rows = tuple(factor.expand(count, -1, -1) for factor in factors) if factors else self.rotary(position_R)
+        embedded_RH = self.embed(tokens_R, teacher)
+        return self.rows(embedded_RH, fed_back_RH, position_R, branch, masked_RS, written, cast(Factors, of_rows))
 
     def rows(
         self,
@@ -177,9 +190,10 @@ class Eagle3(CachedNetwork):
         branch: Branch | None,
         masked_RS: Tensor | None,
         written: ExtendResult,
+        factors: Factors | None = None,
     ) -> tuple[Hidden, Branch]:
         """Runs rows that write no cache: they see the text and the branch's rows that ``masked`` leaves visible."""
-        cos_R1D, sin_R1D = self.rotary(position_R)
+        cos_R1D, sin_R1D = factors or self.rotary(position_R)
         unseen, pairs = written.unseen_C, []
         if self.config.window is not None:
             unseen = unseen | self.before_window(position_R, torch.arange(unseen.shape[0], device=unseen.device))

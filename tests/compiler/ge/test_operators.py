@@ -119,6 +119,7 @@ FLOAT_CASES: Cases = {
     "norm of a sum": lambda x, y: torch.ops.npu.npu_add_rms_norm(x, y, y[1], 1e-6),
     "fills": lambda x, y: (x + torch.arange(5), x.new_zeros(2, 3), torch.full_like(x, 7.0), torch.zeros_like(y)),
     "joins": lambda x, y: (torch.cat((x, y, x), 1), torch.stack((x, y), 1)),
+    "joins of one row": lambda x, y: torch.cat([one[:1].repeat(1, 16) for one in (x, y)], 1),
     "padding": lambda x, y: (F.pad(x, (1, 2, 0, 3)), F.pad(y, (2, 0), value=-INF)),
     "splits": lambda x, y: (*x.split((2, 3), 1), *y.split(2, 1), *x.chunk(3, 0)),
     "slices": lambda x, y: (x[1:, ::2], y[:, -3:-1], x[2], y[:, -1], x[:, None, 1:9]),
