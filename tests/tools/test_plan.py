@@ -68,25 +68,22 @@ def test_a_plan_is_what_the_counts_say(stats: Path, tmp_path: Path) -> None:
     assert [name for name, _ in parse_specs(f"plan:{out}")] == ["plain", "planned-13"]
 
 
-def test_explain_says_why_and_draws(
+def test_the_report_says_why_and_draws(
     stats: Path, latency: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     out = tmp_path / "plan.json"
-    assert run(stats, "--latency", latency, "--explain", "--out", out) == 0
+    assert run(stats, "--latency", latency, "--out", out) == 0
     said = capsys.readouterr().out
     for word in ("medusa-greedy", "sequoia", "cost staircase at KV length 512", "<- least time per token",
-                 "no other set", "what each node gains"):  # fmt: skip
+                 "no other set", "what each node gains", "times plain decoding, on held-out ones"):  # fmt: skip
         assert word in said
     pictures = [Path(line.removeprefix("picture: ")) for line in said.splitlines() if line.startswith("picture: ")]
     assert len(pictures) == 2 and all(file.read_bytes().startswith(PNG) for file in pictures)
 
 
-def test_summary_is_short(stats: Path, latency: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
+def test_gears_are_of_the_trees_that_are_worth_their_time(stats: Path, latency: Path, tmp_path: Path) -> None:
     assert run(stats, "--latency", latency, "--out", tmp_path / "plan.json") == 0
-    said = capsys.readouterr().out
-    assert "times plain decoding, on held-out ones" in said and len(said.splitlines()) < 25
     found = json.loads((tmp_path / "plan.json").read_text())
     rows = {tree["name"]: len(tree["paths"]) + 1 for tree in found["trees"]}
     assert {rows[gear["tree"]] for gear in found["gears"]} == {1, 16}, "16 rows cost hardly more than 8, 64 far more"

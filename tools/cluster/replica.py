@@ -30,8 +30,8 @@ class Deployed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     replicas: int = 1
     # Above ``replicas`` their number follows the texts that are asked for.
     most_replicas: int = 1
-    # That a replica takes at the same time: those of a launch.
-    texts: int = 1
+    # That a replica takes at the same time.
+    texts: int = 8
     # How a replica opens it; the engine's threads, one if they are left out, are the replica's processors.
     opening: Opening = USUAL
 

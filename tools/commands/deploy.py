@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from draftwood.tools.serve.metrics import ModelMetrics
     from draftwood.tools.serve.model import ServedModel
 
+# Texts that a replica takes at the same time if each has launches of its own. Taking one after the other would keep a
+# short answer waiting for the long ones before it.
+TEXTS_IN_TURNS = 8
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_arguments(parser)
@@ -56,12 +60,13 @@ def _deployed(args: argparse.Namespace, bundle: Path) -> Deployed:
 
     manifest = read_manifest(bundle)  # a bundle that no replica could open is refused here, in one line
     least, most = args.replicas
+    largest = max(graph.batch for lowered in manifest.graph_sets for graph in lowered.graphs)
     return Deployed(
         bundle=str(bundle.resolve()),
         manifest=manifest_digest(bundle),
         replicas=least,
         most_replicas=most,
-        texts=max(graph.batch for lowered in manifest.graph_sets for graph in lowered.graphs),
+        texts=largest if largest > 1 else TEXTS_IN_TURNS,
         opening=opening_of(
             args,
             threads=args.threads or max(1, default_threads() // (least * len(args.bundles))),

@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--int8-drafter", action="store_true", help="as for build; best tries it by itself")
     parser.add_argument("--device", metavar="NAME", help="plan and lower for it, such as ascend-910b3")
     parser.add_argument("--out", required=True, type=Path, metavar="BUNDLE", help="folder to make; must not exist")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -81,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
     write_whole(work / REPORT, json.dumps(report, indent=1).encode() + b"\n")
     if chosen:
         chosen.rename(args.out)
-    print(_page(report))
+    print(json.dumps(report) if args.json else _page(report))
     return 0 if report["ok"] else 1
 
 

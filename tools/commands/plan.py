@@ -33,13 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N[=SHARE],...",
         help="how often how many texts are there (default: every number up to the table's equally often)",
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="PLAN", help="for build --tree plan:PLAN")
-    parser.add_argument("--explain", action="store_true", help="say why, and draw pictures next to PLAN")
+    parser.add_argument(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="PLAN",
+        help="for build --tree plan:PLAN; its pictures lie next to it",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     import draftwood
-    from draftwood.tools.show.plan_text import explanation, summary
+    from draftwood.tools.show.plan_pictures import draw_plan
+    from draftwood.tools.show.plan_text import explanation
     from draftwood.trees.calibration_file import write_out
     from draftwood.trees.occupancy import Occupancy
     from draftwood.trees.plan_file import Limits, format_plan
@@ -52,13 +58,7 @@ def main(args: argparse.Namespace) -> int:
     stats, sampled = read_statistics(args.stats)
     plan = draftwood.plan(stats, limits, table, sampled, occupancy)
     write_out(args.out, format_plan(plan).encode())
-    if args.explain:
-        from draftwood.tools.show.plan_pictures import draw_plan
-
-        pictures = draw_plan(plan, args.out)
-        print(explanation(plan) + "".join(f"\npicture: {path}" for path in pictures))
-    else:
-        print(summary(plan))
+    print(explanation(plan) + "".join(f"\npicture: {path}" for path in draw_plan(plan, args.out)))
     return 0
 
 

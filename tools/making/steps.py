@@ -90,7 +90,7 @@ def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
         yield Stage("times", words, latency, "times steps of so many rows here")
     files = (*map(str, stats), "--latency", str(latency))
     nodes = str(min(NODES, _most_rows(args) - 1))
-    words = ("plan", *files, "--max-nodes", nodes, "--explain", "--out", str(plan))
+    words = ("plan", *files, "--max-nodes", nodes, "--out", str(plan))
     yield Stage("plan", words, plan, "chooses trees and gears")
 
 

@@ -7,13 +7,9 @@ from collections.abc import Iterable, Sequence
 from draftwood.trees.plan_file import Cost, Plan, PlannedTree, Promise
 
 
-def summary(plan: Plan) -> str:
-    """The contexts, the trees, the gears and the time per token."""
-    return "\n\n".join([_contexts(plan), _trees(plan), *([_cost(plan, plan.cost)] if plan.cost else [])])
-
-
 def explanation(plan: Plan) -> str:
-    """The summary and why: rival methods, the cost's staircase, and every node's gain."""
+    """The contexts, the trees, the gears and the time per token; rival methods, the cost's staircase, and every node's
+    gain."""
     parts = [_contexts(plan), _trees(plan), _baselines(plan)]
     parts += [_cost(plan, plan.cost), *_stairs(plan.cost)] if plan.cost else []
     parts += [_curve(plan), *(_nodes(tree) for tree in plan.trees if tree.paths)]
