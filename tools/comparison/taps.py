@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     import onnx
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
+_ADDING = ("Add", "SkipSimplifiedLayerNormalization")
+_MOVING = ("Concat", "Gather", "Split")
 _KINDS = ("step", "batch", "bitwise", "prefill", "decode", "verify")
 
 
@@ -51,15 +53,25 @@ def tapped_model(bundle: Bundle, graph: GraphSignature) -> tuple[onnx.ModelProto
 
     model = onnx.load(str(bundle.folder / graph.file), load_external_data=False)
     makers = {name: node for node in model.graph.node for name in node.output}
-    # Norms with equal weights share them.
     weights = {f"decoder.{name}" for name in norm_names(bundle.manifest.teacher.config["layers"])}
-    norms = [node for node in model.graph.node if weights & set(node.input)]
+    # Norms with equal weights share them, so GLM-4's norms of what a block adds to its state may read these as well.
+    added = _added(model.graph)
+    norms = [node for node in model.graph.node if weights & set(node.input) and node.output[0] not in added]
     states = [_state(node, weights, makers) for node in norms]
     outputs = {value.name for value in model.graph.output}
     for name in states:
         if name not in outputs:
             model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
     return model, states
+
+
+def _added(graph: onnx.GraphProto) -> set[str]:
+    """The names of what is added to something, as it is or after its rows were moved."""
+    added = set[str]()
+    for node in reversed(graph.node):  # in which every reader comes before what it reads
+        if node.op_type in _ADDING or (node.op_type in _MOVING and added & set(node.output)):
+            added |= set(node.input)
+    return added
 
 
 def _state(node: onnx.NodeProto, weights: set[str], makers: dict[str, onnx.NodeProto]) -> str:
