@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from draftwood.compiler.teachers.text import write_tokenizer
+from draftwood.compiler.teachers.formats import write_tokenizer
 from draftwood.errors import RequestError
 from draftwood.runtime.text.tokenizer import Tokenizer
 

@@ -9,14 +9,15 @@
 """
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from draftwood import files
 from draftwood.errors import TreeError
-from draftwood.trees._json import load_json, read_form
+from draftwood.trees._json import read_form
 from draftwood.trees.adjacency import parse_nxdi
 from draftwood.trees.topology import Topology
 
@@ -44,7 +45,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_tree(text: str, where: str) -> Topology:
-    """The tree in `text`, its form detected; `where` names the source in errors.
+    """The tree in `text`, by the first of FORMATS that knows it; `where` names the source in errors.
 
     Raises:
         TreeError: the form is unknown, or the text breaks its rules.
@@ -53,12 +54,7 @@ def parse_tree(text: str, where: str) -> Topology:
         >>> parse_tree("[(0,), (1,), (0, 0)]", "example").parents
         (0, 0, 0, 1)
     """
-    if not text.lstrip().startswith("{"):
-        return parse_medusa(text, where)
-    value = load_json(text, where)
-    if isinstance(value, dict) and "format" in value:
-        return parse_draftwood(text, where)
-    return parse_nxdi(text, where)
+    return next(form for form in FORMATS if form.knows(text)).parse(text, where)
 
 
 def parse_draftwood(text: str, where: str) -> Topology:
@@ -107,3 +103,22 @@ def _from_lists(paths: object, where: str) -> Topology:
         return Topology.from_paths(paths)
     except TreeError as error:
         raise TreeError(f"{where}: {error}") from error
+
+
+def _is_object(text: str) -> bool:
+    return text.lstrip().startswith("{")
+
+
+class TreeFormat(NamedTuple):
+    """A form of tree files: whether a text looks like it, and how the tree of a text is read, given its source."""
+
+    knows: Callable[[str], bool]
+    parse: Callable[[str, str], Topology]
+
+
+# The first that knows a text reads it, so the last one knows every text.
+FORMATS: Final = [
+    TreeFormat(lambda text: _is_object(text) and '"format"' in text, parse_draftwood),
+    TreeFormat(_is_object, parse_nxdi),
+    TreeFormat(lambda _: True, parse_medusa),
+]

@@ -14,7 +14,7 @@ from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.storage import Storage
 from draftwood.compiler.targets.target import WeightMode
 from draftwood.compiler.teachers.conversion import Precision
-from draftwood.compiler.teachers.text import check_tokenizer, has_tokenizer
+from draftwood.compiler.teachers.formats import check_tokenizer, has_tokenizer
 from draftwood.errors import RequestError, TreeError
 from draftwood.files import read_text
 from draftwood.manifest import MOST_CORPUS_BYTES, MOST_TEXTS

@@ -1,4 +1,4 @@
-"""A teacher's checkpoint in any supported format; a further format is one more reader here."""
+"""A teacher's checkpoint in any supported format."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from draftwood.compiler.checkpoints.packed import Grouped
 from draftwood.compiler.checkpoints.safetensors_file import Entry
 from draftwood.compiler.checkpoints.weight import WeightParts, shapes_of
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.folder import TeacherFolder
-from draftwood.compiler.teachers.gguf import Gguf, gguf_files
+from draftwood.compiler.teachers.formats import format_of
 from draftwood.compiler.teachers.reader import Reader, WholeMatrix
 from draftwood.compiler.teachers.registry import family_of
 
@@ -43,8 +42,7 @@ class Checkpoint:
             CheckpointError: the description is unsupported, or a file is missing or damaged. Or a tensor is missing,
                 unexpected, of another shape or of an unsupported type.
         """
-        files = gguf_files(path)
-        return cls._of(Gguf.open(path, files) if files else TeacherFolder.open(path))
+        return cls._of(format_of(path).open(path))
 
     @classmethod
     def describe(cls, path: Path) -> Checkpoint:
@@ -53,8 +51,7 @@ class Checkpoint:
         In a packed one all linear layers count as packed, except the output matrix and a mixture's router. A GGUF file
         describes itself and has its tensors.
         """
-        files = gguf_files(path)
-        return cls._of(Gguf.open(path, files) if files else TeacherFolder.describe(path))
+        return cls._of(format_of(path).describe(path))
 
     @classmethod
     def _of(cls, reader: Reader) -> Checkpoint:

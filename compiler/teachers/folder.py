@@ -25,6 +25,8 @@ from draftwood.compiler.checkpoints.weight import Shape, WeightParts, shapes_of
 from draftwood.compiler.teachers.config import DType, TeacherConfig
 from draftwood.compiler.teachers.quantised import check_quantised, linear_layers, quantised_parts
 from draftwood.compiler.teachers.registry import family_of, read_config
+from draftwood.compiler.teachers.sentencepiece import FILE as SENTENCEPIECE
+from draftwood.compiler.teachers.sentencepiece import write_sentencepiece
 from draftwood.errors import CheckpointError
 
 # Linear layers that the publishers of packed teachers do not pack.
@@ -45,6 +47,11 @@ class TeacherFolder:
     parts: Mapping[str, WeightParts]
     # Published names of matrices that stand for several tensors: those in four or eight bits.
     packed: Mapping[str, PackedMatrix] = field(default_factory=dict)
+
+    @classmethod
+    def reads(cls, path: Path) -> bool:
+        """True: whatever no other format reads is refused as a folder that lacks something."""
+        return True
 
     @classmethod
     def open(cls, folder: Path) -> TeacherFolder:
@@ -85,6 +92,23 @@ class TeacherFolder:
         names = [name for layer in linear_layers(parts) for name, _ in parts[f"{layer}.weight"].tensors]
         layers = {name: shapes[name] for name in names if not name.endswith(_UNPACKED)}
         return cls(folder, config, {}, parts, described_matrices(packing, layers) if packing else {})
+
+    @classmethod
+    def has_tokenizer(cls, folder: Path) -> bool:
+        return any((folder / name).is_file() for name in ("tokenizer.json", SENTENCEPIECE))
+
+    @classmethod
+    def write_tokenizer(cls, model: Path, folder: Path) -> bool:
+        if not cls.has_tokenizer(model):
+            return False
+        for path in tokenizer_files(model):
+            try:
+                shutil.copyfile(path, folder / path.name)
+            except OSError as error:
+                raise CheckpointError(f"{path}: cannot be read ({error.strerror}); fetch the file again") from None
+        if not (folder / "tokenizer.json").is_file():
+            write_sentencepiece(model, folder)
+        return True
 
     @property
     def linkable(self) -> Mapping[str, Entry]:

@@ -76,12 +76,17 @@ class Gguf:
     packed: Mapping[str, BlockMatrix]
 
     @classmethod
-    def open(cls, path: Path, files: tuple[Path, ...]) -> Gguf:
+    def reads(cls, path: Path) -> bool:
+        return bool(gguf_files(path))
+
+    @classmethod
+    def open(cls, path: Path) -> Gguf:
         """Reads the headers of all parts.
 
         Raises:
             CheckpointError: an architecture or blocks that are not supported, or tensors that do not fit.
         """
+        files = gguf_files(path)
         header = _joined([read_header(file) for file in files])
         factors = _numbers(header.tensors[ROPE_FACTORS]).flatten() if ROPE_FACTORS in header.tensors else None
         described = description(header, factors)
@@ -97,6 +102,19 @@ class Gguf:
             if len(entry.shape) == 2 and entry.kind not in blocks.PLAIN and not entry.shape[1] % BLOCK
         }
         return cls(path, files, header, described, config, parts, entries, packed)
+
+    @classmethod
+    def describe(cls, path: Path) -> Gguf:
+        """The same: such a file describes itself and has its tensors."""
+        return cls.open(path)
+
+    @classmethod
+    def has_tokenizer(cls, path: Path) -> bool:
+        return read_header(gguf_files(path)[0]).fields.get("tokenizer.ggml.model", "none") != "none"
+
+    @classmethod
+    def write_tokenizer(cls, path: Path, folder: Path) -> bool:
+        return write_tokenizer(read_header(gguf_files(path)[0]), folder)
 
     @property
     def linkable(self) -> Mapping[str, Entry]:

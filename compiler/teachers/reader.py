@@ -1,10 +1,10 @@
-"""A teacher's files in any format, as a protocol; `draftwood.compiler.teachers.checkpoint` lists the formats."""
+"""A teacher's files in any format, as a protocol; `draftwood.compiler.teachers.formats` lists the formats."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -50,6 +50,30 @@ class WholeMatrix(Protocol):
 class Reader(Protocol):
     """A teacher's files, opened and checked. Tensors have transformers' names and layout, for any format. One tensor at
     a time is in memory."""
+
+    @classmethod
+    def reads(cls, path: Path) -> bool:
+        """Whether a path names files of this format; CheckpointError if it names too many or too few of them."""
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """The teacher with the header of every file of tensors; CheckpointError if they do not fit."""
+
+    @classmethod
+    def describe(cls, path: Path) -> Self:
+        """The teacher by its description alone, where that is a file apart; CheckpointError if it does not fit."""
+
+    @classmethod
+    def has_tokenizer(cls, path: Path) -> bool:
+        """Whether there is a tokenizer, which may still be one that has no form here."""
+
+    @classmethod
+    def write_tokenizer(cls, path: Path, folder: Path) -> bool:
+        """Writes the tokenizer's files into a folder that is there; False if there is no tokenizer.
+
+        Raises:
+            CheckpointError: the tokenizer has no form here, or a file cannot be read.
+        """
 
     @property
     def path(self) -> Path: ...

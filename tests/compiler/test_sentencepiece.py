@@ -15,8 +15,8 @@ import regex
 from transformers import AutoTokenizer
 
 from draftwood.compiler.checkpoints.gguf_header import read_header
+from draftwood.compiler.teachers.formats import check_tokenizer, write_tokenizer
 from draftwood.compiler.teachers.gguf_tokenizer import write_tokenizer as write_gguf_tokenizer
-from draftwood.compiler.teachers.text import check_tokenizer, write_tokenizer
 from draftwood.errors import CheckpointError
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tests.gguf_files import write_tokens

@@ -20,7 +20,7 @@ from draftwood.compiler.ge import weights as compiled
 from draftwood.compiler.ge.weights import map_npu_weights
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.conversion import Precision, in_precision
-from draftwood.compiler.teachers.text import write_tokenizer
+from draftwood.compiler.teachers.formats import write_tokenizer
 from draftwood.errors import RequestError, UserError
 from draftwood.manifest import CORPUS_FILE
 from draftwood.runtime.bundle import Bundle

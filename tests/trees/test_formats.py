@@ -8,6 +8,7 @@ from draftwood.errors import TreeError
 from draftwood.tests.tree_texts import written
 from draftwood.trees import (
     Topology,
+    formats,
     parse_draftwood,
     parse_medusa,
     parse_nxdi,
@@ -178,3 +179,21 @@ def test_a_deep_chain_of_edges_is_read_in_linear_time() -> None:
     depth = 20_000  # rank paths of which would hold 200 million numbers
     chain = parse_tree(json.dumps({str(row): [str(row + 1)] for row in range(depth)}), "chain")
     assert chain == Topology.chain(depth)
+
+
+def test_another_form_is_one_row(tmp_path, monkeypatch):
+    """Trees as edges, one "parent rank" a line, read wherever a tree is named."""
+
+    def parse(text, where):
+        paths = [()]
+        for parent, rank in (map(int, line.split()) for line in text.splitlines()[1:]):
+            paths.append((*paths[parent], rank))
+        return Topology.from_paths(paths[1:])
+
+    edges = formats.TreeFormat(lambda text: text.startswith("edges"), parse)
+    monkeypatch.setattr(formats, "FORMATS", [edges, *formats.FORMATS])
+    path = tmp_path / "tree.edges"
+    path.write_text("edges\n0 0\n0 1\n1 0\n")
+    tree = Topology.from_paths([(0,), (1,), (0, 0)])
+    assert read_tree(path) == tree and parse_specs(f"tree:{path}")[1:] == [("tree", tree)]
+    assert parse_tree("[[0]]", "x") == Topology.chain(1)

@@ -139,7 +139,7 @@ def openvino(model: Path, work: Path, threads: int, lookup: bool = False) -> Gen
     from openvino_tokenizers import convert_tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    from draftwood.compiler.teachers.text import write_tokenizer
+    from draftwood.compiler.teachers.formats import write_tokenizer
 
     file, config = read_gguf(model)
     # It wants a tokenizer to open, and is given ids.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.conversion import Precision, in_precision
+from draftwood.compiler.teachers.formats import has_tokenizer
 from draftwood.compiler.teachers.precisions import precisions
-from draftwood.compiler.teachers.text import has_tokenizer
 from draftwood.errors import RequestError
 from draftwood.kernels.nbits import BLOCK
 from draftwood.tools.machine import memory

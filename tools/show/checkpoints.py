@@ -12,10 +12,10 @@ from typing import Any
 from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.drafters.registry import kind_named, kind_of, open_drafter
 from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors
-from draftwood.compiler.teachers.gguf import gguf_files
+from draftwood.compiler.teachers.folder import TeacherFolder
+from draftwood.compiler.teachers.formats import format_of, has_tokenizer
 from draftwood.compiler.teachers.precisions import matrices_in, precisions
 from draftwood.compiler.teachers.registry import FAMILIES
-from draftwood.compiler.teachers.text import has_tokenizer
 from draftwood.errors import CheckpointError
 from draftwood.tools.tokenizers import tokenizer_of
 
@@ -34,7 +34,7 @@ def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
     """
     if teacher is not None:
         return drafter_figures(path, _opened(teacher))
-    if gguf_files(path):
+    if format_of(path) is not TeacherFolder:
         return teacher_figures(path)
     config = path / "config.json"
     fields = read_json(config) if config.is_file() else {}
