@@ -7,8 +7,8 @@ published; or a ``question``, as GSM8K is. HumanEval's lines have a ``prompt`` a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ class Prompt:
     text: str
     conversation: str
     source: str
+    # Of a problem, what solves it: the line's ``answer``, or its ``test`` and ``entry_point``.
+    reference: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 def read_prompts(path: Path | None, limit: int | None = None) -> list[Prompt]:
@@ -108,11 +110,19 @@ def _parse(path: Path, number: int, line: str) -> list[Prompt]:
     name = str(_first(row, "id", "question_id", "task_id", default=number))
     conversation = str(row.get("conversation", name))
     source = str(_first(row, "source", "family", "category", default=_form(row)))
-    several = len(texts) > 1
+    if len(texts) == 1:
+        return [Prompt(id=name, text=texts[0], conversation=conversation, source=source, reference=_reference(row))]
     return [
-        Prompt(id=f"{name}/{turn}" if several else name, text=text, conversation=conversation, source=source)
+        Prompt(id=f"{name}/{turn}", text=text, conversation=conversation, source=source)
         for turn, text in enumerate(texts, 1)
     ]
+
+
+def _reference(row: dict[str, Any]) -> dict[str, str]:
+    for fields in (("test", "entry_point"), ("answer",)):
+        if all(isinstance(row.get(name), str) for name in fields):
+            return {name: row[name] for name in fields}
+    return {}
 
 
 def _message(row: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from draftwood.compiler.bundle.build import build
@@ -85,6 +86,25 @@ def test_every_section_measures_and_shows(suite: Suite, tmp_path: Path) -> None:
     assert all(line[4] == "2 of 2" for line in programs.lines if line[2] in ways)
     assert ("draftwood one plain", "draftwood two plain") in {(line[2], line[3]) for line in over.lines}
     assert {line[3] for line in over.lines if line[2].endswith("tree")} == {"llama.cpp lookup"}
+
+
+def test_problems_are_solved_alike_with_and_without_drafts(suite: Suite, tmp_path: Path) -> None:
+    """A sum is right by its last number, a function by its tests; prompts without an answer are no problems."""
+    files = tmp_path / "problems.jsonl"
+    function = {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f", "test": "def check(f): pass"}
+    lines = [{"id": "s", "question": "the cat sat on", "answer": "#### 7"}, function, {"prompt": "the mat"}]
+    files.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sections = {
+        "problems": SectionSettings(policies=("adaptive", "tree"), max_new_tokens=6, rounds=1, bundles=("one",))
+    }
+    asked = msgspec.structs.replace(suite, sections=sections, prompts=(str(files),))
+    rows = evaluate(asked, tmp_path / "run", tmp_path / "work").rows
+    assert [row["at"]["problem"] for row in rows] == ["s", "HumanEval/0"]
+    (table,) = contents(tmp_path / "run").chapters[0].blocks
+    assert isinstance(table, Table)
+    assert [(line[1], *line[4:7]) for line in table.lines] == [
+        (family, way, "0 of 1", "1 of 1") for family in ("gsm8k", "humaneval") for way in ("plain", "adaptive", "tree")
+    ]
 
 
 def test_looked_up_trees_are_ways_of_a_length(

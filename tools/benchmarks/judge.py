@@ -1,0 +1,81 @@
+"""Problems with a known answer, and whether a text solves one: GSM8K's numbers and HumanEval's functions.
+
+A function that a model wrote is run, in a process of its own with limits of time, memory and the size of files. That
+keeps accidents away and no attacker, so such problems belong on a machine where a stranger's program may run.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import secrets
+import subprocess
+import sys
+import tempfile
+from functools import partial
+
+from draftwood.tools.prompts import Prompt
+
+# Seconds, bytes of memory and bytes of a file that a model's program may take.
+SECONDS, MEMORY, FILE_BYTES = 10, 2 << 30, 1 << 20
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.S)
+
+
+def has_answer(prompt: Prompt) -> bool:
+    """Whether a prompt's line says what solves it."""
+    return "test" in prompt.reference or _last_number(prompt.reference.get("answer", "")) is not None
+
+
+def solves(prompt: Prompt, text: str) -> bool:
+    """Whether the model's text solves the problem of a prompt that has an answer.
+
+    A sum is solved if the text's last number is the answer's. A function is solved if its tests pass.
+    """
+    reference = prompt.reference
+    if "test" in reference:
+        return passes(program(prompt.text, text, reference["entry_point"], reference["test"]))
+    return _last_number(text) == _last_number(reference["answer"])
+
+
+def _last_number(text: str) -> float | None:
+    numbers = _NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
+
+
+def program(prompt: str, text: str, function: str, test: str) -> str:
+    """The program of a model's answer and HumanEval's test of it.
+
+    The answer is the first block of code that defines the function; or else all of the text, which goes on from the
+    prompt if it does not define the function itself.
+    """
+    head = f"def {function}("
+    blocks = (block for block in _BLOCK.findall(text) if head in block)
+    code = next(blocks, text)
+    # What stands before the function in the prompt, imports and helpers, is often left out of an answer.
+    whole = f"{prompt.partition(head)[0]}\n{code}" if head in code else prompt + code
+    return f"{whole}\n{test}\ncheck({function})\n"
+
+
+def passes(code: str) -> bool:
+    """Whether a program runs to its end, within the limits."""
+    word = secrets.token_hex(8)  # or a program that ends itself early would pass
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", f"{code}\nprint({word!r})"],
+                cwd=folder,
+                env={},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=SECONDS,
+                preexec_fn=partial(_limit, (SECONDS, MEMORY, FILE_BYTES)),
+            )
+        except (subprocess.TimeoutExpired, ValueError):  # a program with a zero byte cannot be given
+            return False
+    return done.returncode == 0 and done.stdout.endswith(f"{word}\n".encode())
+
+
+def _limit(limits: tuple[int, int, int]) -> None:
+    for kind, most in zip((resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE), limits, strict=True):
+        resource.setrlimit(kind, (most, most))
