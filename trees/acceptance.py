@@ -6,7 +6,7 @@ front, give the same distribution. Greedy decoding is the case in which the draw
 Shape suffixes: T rows of the tree, L = D + 1 places on a path from the root.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -70,14 +70,15 @@ class Accepted:
     path: tuple[int, ...]
 
 
-def walk(tree: TreeBuffers, tokens_T: NDArray[np.int64], draw: Callable[[int, int], int]) -> Accepted:
+def walk(tree: TreeBuffers, tokens_T: NDArray[np.int64], draw: Callable[[int, int], int | None]) -> Accepted:
     """Follow the teacher's tokens down the tree. Graphs give the same result (`compiler/steps/accept.py`).
 
     Args:
         tree: a tree by its buffers, as planned or as a drafter chose it.
         tokens_T: int64[T], a token a row; the root's is not looked at. Of siblings with equal tokens the first in
             row order is taken.
-        draw: gives the teacher's one token at a row of some depth; called once for each accepted row and no other.
+        draw: gives the teacher's one token at a row of some depth; called once for each accepted row and no other. If
+            it gives None below the root, the row is not accepted, and its token is the bonus.
 
     Raises:
         TreeError: `tokens_T` has not one entry per row.
@@ -94,8 +95,14 @@ def walk(tree: TreeBuffers, tokens_T: NDArray[np.int64], draw: Callable[[int, in
     while True:
         at = rows[-1]
         token = draw(at, len(rows) - 1)
+        if token is None:
+            return _accepted(tree, rows[:-1], tokens[at])
         below = (row for row in range(at + 1, len(parents)) if parents[row] == at)
         child = next((row for row in below if tokens[row] == token), None)
         if child is None:
-            return Accepted(tuple(rows), int(token), tuple(int(tree.ranks[row]) for row in rows[1:]))
+            return _accepted(tree, rows, int(token))
         rows.append(child)
+
+
+def _accepted(tree: TreeBuffers, rows: Sequence[int], bonus: int) -> Accepted:
+    return Accepted(tuple(rows), bonus, tuple(int(tree.ranks[row]) for row in rows[1:]))

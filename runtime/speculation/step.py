@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.errors import UserError
 from draftwood.manifest import Gear
 from draftwood.runtime.speculation.draft_cache import DeviceRows
 from draftwood.runtime.speculation.logprobs import rows_logprobs
@@ -200,10 +201,18 @@ def speculative_step(parts: Parts[Verified], states: Sequence[SequenceState], ge
 
 
 def accept(state: SequenceState, draft: Draft, logits_TV: NDArray[np.float32]) -> Accepted:
-    """Walks the tree by the teacher's own draws. The row at depth d decides the token at position length + d + 1."""
+    """Walks the tree by the teacher's own draws. The row at depth d decides the token at position length + d + 1.
 
-    def drawn(row: int, depth: int) -> int:
-        return state.draw(logits_TV[row], state.length + depth + 1)
+    A place at which nothing can be drawn ends the walk: the text may end before it. If not, the next step raises.
+    """
+
+    def drawn(row: int, depth: int) -> int | None:
+        try:
+            return state.draw(logits_TV[row], state.length + depth + 1)
+        except UserError:
+            if depth == 0:
+                raise
+            return None
 
     accepted = walk(draft.tree, draft.tokens_T, drawn)
     if state.top is not None:

@@ -7,6 +7,7 @@ bytes, and bounds a grammar's time and memory. It is imported when the first gra
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -24,6 +25,7 @@ Grammar = str | Mapping[str, Any]
 # Grammars that stay compiled.
 _KEPT = 32
 _MOST_CHARACTERS = 1 << 20
+_NO_TOKEN = "grammar: no token of this bundle can go on with the text"
 # White space between the parts of JSON, unless a schema says it (in ``x-guidance``): a line and its indentation, no
 # more. A weak model may find no end.
 _SPACE = r"\n?[ \t]{0,20}"
@@ -125,7 +127,7 @@ class TextGrammar:
             allowed_V[:] = bits[: self._vocabulary]
         allowed_V[list(self._ends)] = self._matcher.is_accepting()
         if not allowed_V.any():
-            raise RequestError("grammar: no token of this bundle can go on with the text")
+            raise RequestError(_NO_TOKEN)
         return allowed_V
 
     def forced(self, position: int) -> int | None:
@@ -165,6 +167,8 @@ def _check(matcher: Any) -> None:
 
 def _refused(message: str) -> RequestError:
     """The library's message. It has several lines, the first of them may say nothing, and it names switches that the
-    asking client cannot reach."""
-    line = " ".join(message.split()).partition(" Enable '")[0]
+    asking client cannot reach, and its own state."""
+    line = re.split(r" (?:Enable '|<state>)", " ".join(message.split()))[0]
+    if line == "NoExtensionBias":
+        return RequestError(_NO_TOKEN)
     return RequestError(f"grammar: it cannot be followed: {line}")

@@ -116,6 +116,13 @@ def test_draw_is_called_once_per_accepted_row_only():
     assert (accepted.path, accepted.bonus) == ((1, 1), 7)
 
 
+def test_a_row_at_which_nothing_can_be_drawn_is_the_bonus():
+    tree, tokens = tensorize(Topology.chain(3)), np.array([9, 1, 2, 3])
+    for depth in (1, 2, 3):
+        accepted = walk(tree, tokens, lambda row, at, depth=depth: None if at == depth else int(tokens[row + 1]))
+        assert (accepted.rows, accepted.bonus) == (tuple(range(depth)), depth)
+
+
 def test_wrong_number_of_tokens_is_refused():
     with pytest.raises(TreeError, match="expected 3 tokens"):
         walk(tensorize(Topology.chain(2)), np.array([1, 2]), lambda row, depth: 0)

@@ -127,6 +127,22 @@ def test_what_is_forced_is_accepted_whole(model: OpenedBundle, temperature: floa
         assert found.steps == -(-(len(plain.token_ids) - 1) // (depth + 1)), gear.name
 
 
+def test_a_grammar_that_cannot_go_on_fails_where_the_text_gets_there(model: OpenedBundle) -> None:
+    """Drafts reach further than a text that its length or a stop string ends."""
+
+    def outcome(policy: str, **asked: Any) -> Any:
+        try:
+            return model.generate(PROMPT, policy=policy, grammar='start: "xxxx" /[^\\x00-\\U0010ffff]/', **asked).text
+        except RequestError as error:
+            return str(error)
+
+    for length in range(1, 7):
+        for asked in ({"max_new_tokens": length}, {"max_new_tokens": 9, "stop": "x" * length}):
+            plain = outcome(PLAIN, **asked)
+            assert ("no token" in plain) == (length > 4) and plain.isprintable()
+            assert {outcome(gear.name, **asked) for gear in model.manifest.gears} == {plain}
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_that_is_made_again_is_accepted_further(
     tiny_draft_bundles: dict[str, Path], temperature: float, monkeypatch: pytest.MonkeyPatch
