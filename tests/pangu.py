@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from safetensors.torch import save_file
 from draftwood.compiler.bundle.staging import staged
 from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.folder import tokenizer_files
+from draftwood.compiler.teachers.formats import write_tokenizer
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import RequestError
 from draftwood.tests.house.script import refusing
@@ -48,8 +47,7 @@ def convert(source: Path, target: Path) -> Checkpoint:
             if name not in tensors:
                 tensors[name] = torch.zeros(shape, dtype=llama.dtype)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        for path in tokenizer_files(source):
-            shutil.copyfile(path, folder / path.name)
+        write_tokenizer(source, folder)
     return Checkpoint.open(target)
 
 

@@ -22,6 +22,7 @@ from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check
 from draftwood.compiler.checkpoints.scheme import DESCRIPTION
 from draftwood.compiler.checkpoints.shards import check_names, folder_entries
 from draftwood.compiler.checkpoints.weight import Shape, WeightParts, shapes_of
+from draftwood.compiler.teachers.added_tokens import TEMPLATES, write_added, write_templates
 from draftwood.compiler.teachers.config import DType, TeacherConfig
 from draftwood.compiler.teachers.quantised import check_quantised, linear_layers, quantised_parts
 from draftwood.compiler.teachers.registry import family_of, read_config
@@ -33,7 +34,6 @@ from draftwood.errors import CheckpointError
 _UNPACKED = ("lm_head.weight", ".gate.weight")
 # Rows of two matrices that are compared at a time, in double precision.
 _COMPARED_ROWS = 4096
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
@@ -101,13 +101,11 @@ class TeacherFolder:
     def write_tokenizer(cls, model: Path, folder: Path) -> bool:
         if not cls.has_tokenizer(model):
             return False
-        for path in tokenizer_files(model):
-            try:
-                shutil.copyfile(path, folder / path.name)
-            except OSError as error:
-                raise CheckpointError(f"{path}: cannot be read ({error.strerror}); fetch the file again") from None
-        if not (folder / "tokenizer.json").is_file():
+        if (model / "tokenizer.json").is_file():
+            write_added(model, folder)
+        else:
             write_sentencepiece(model, folder)
+        write_templates(model, folder)
         return True
 
     @property
@@ -135,6 +133,8 @@ class TeacherFolder:
         for path in self.path.iterdir():
             if path.is_file() and not path.name.endswith(left):
                 shutil.copyfile(path, folder / path.name)
+        if (self.path / TEMPLATES).is_dir():
+            shutil.copytree(self.path / TEMPLATES, folder / TEMPLATES)
 
 
 def _has_another_head(entries: Mapping[str, Entry]) -> bool:
@@ -170,8 +170,3 @@ def _with_packed(shapes: Mapping[str, Shape], packed: Mapping[str, PackedMatrix]
     for name, shape in shapes.items():
         expected |= packed[name].shapes if name in packed else {name: shape}
     return expected
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer's files, those that exist; none is an acceptable answer."""
-    return [folder / name for name in TOKENIZER if (folder / name).is_file()]

@@ -24,7 +24,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram
 
-from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.checkpoints.sentencepiece_file import (
     CONTROL,
     DEFINED,
@@ -33,11 +33,11 @@ from draftwood.compiler.checkpoints.sentencepiece_file import (
     read_model,
     refuse,
 )  # fmt: skip
+from draftwood.compiler.teachers.added_tokens import ADDED, CONFIG, SPECIAL, content_of, fields_of
 from draftwood.compiler.teachers.gguf_tokenizer import spaces_decoder
 from draftwood.errors import CheckpointError
 
 FILE = "tokenizer.model"
-_CONFIG, _SPECIAL, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _LLAMA = ("LlamaTokenizer", "LlamaTokenizerFast")
 _NAMED = {"bos_token": "bos_id", "eos_token": "eos_id", "unk_token": "unk_id", "pad_token": "pad_id"}
 _FLAGS = ("lstrip", "rstrip", "single_word", "special")
@@ -53,10 +53,10 @@ def write_sentencepiece(model: Path, folder: Path) -> None:
         CheckpointError: no conversion of the model exists, or its files contradict each other.
     """
     path, model_proto = model / FILE, read_model(model / FILE)
-    config = _fields(model / _CONFIG)
-    named = _named(model_proto, config, _fields(model / _SPECIAL))
+    config = fields_of(model / CONFIG)
+    named = _named(model_proto, config, fields_of(model / SPECIAL))
     llama = config.get("tokenizer_class") in _LLAMA
-    added = _added(model_proto, config, _fields(model / _ADDED), named, llama)
+    added = _added(model_proto, config, fields_of(model / ADDED), named, llama)
     contents = {token.content for token in added.values()}
     apart = [piece.piece for piece in model_proto.pieces if piece.type == DEFINED and piece.piece not in contents]
     try:
@@ -74,26 +74,14 @@ def write_sentencepiece(model: Path, folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     other_fields = {name: value for name, value in config.values.items() if name not in _LEFT_OUT}
     written = {"tokenizer_class": "PreTrainedTokenizerFast", **other_fields, **named}
-    (folder / _CONFIG).write_text(json.dumps(written, indent=2) + "\n")
-
-
-def _fields(path: Path) -> Fields:
-    return Fields(path, read_json(path) if path.is_file() else {})
-
-
-def _content(fields: Fields, name: str, value: Any) -> str | None:
-    """A token's text, whether given by itself or as an object."""
-    content = value.get("content") if isinstance(value, dict) else value
-    if not isinstance(content, str | None):
-        fields.fail(name, "texts, or objects with a text as their content")
-    return content
+    (folder / CONFIG).write_text(json.dumps(written, indent=2) + "\n")
 
 
 def _named(model_proto: Any, config: Fields, special: Fields) -> dict[str, str]:
     """The tokens that templates ask for: those of the files, else the model's own."""
     named = {}
     for name, field in _NAMED.items():
-        content = _content(config, name, config.get(name)) or _content(special, name, special.get(name))
+        content = content_of(config, name, config.get(name)) or content_of(special, name, special.get(name))
         token_id = getattr(model_proto.trainer, field)
         if content is None and name not in config.values and 0 <= token_id < len(model_proto.pieces):
             content = model_proto.pieces[token_id].piece
@@ -108,7 +96,7 @@ def _added(
     """By id, tokens that stay whole in a text: the configuration's, or those of added_tokens.json, and named ones."""
     tokens: dict[int, AddedToken] = {}
     for key, options in config.nested("added_tokens_decoder").values.items():
-        content = _content(config, "added_tokens_decoder", options)
+        content = content_of(config, "added_tokens_decoder", options)
         if not key.isdecimal() or content is None or not isinstance(options, dict):
             config.fail("added_tokens_decoder", "objects with a content, by id")
         flags = {name: bool(options.get(name)) for name in _FLAGS}
@@ -119,7 +107,7 @@ def _added(
     more = config.get("additional_special_tokens", [])
     if not isinstance(more, list):
         config.fail("additional_special_tokens", "a list")
-    texts = [_content(config, "additional_special_tokens", value) for value in more]
+    texts = [content_of(config, "additional_special_tokens", value) for value in more]
     known = {token.content for token in tokens.values()}
     for text in dict.fromkeys((*named.values(), *texts)):
         if text is not None and text in ids and text not in known:
@@ -136,7 +124,7 @@ def _pieces(path: Path, model_proto: Any, added: Mapping[int, AddedToken]) -> li
     for id_, token in added.items():
         if id_ < len(pieces) and pieces[id_] != token.content:
             if model_proto.pieces[id_].type == NORMAL or token.content in pieces:
-                raise CheckpointError(f"{path}: id {id_} is {pieces[id_]!r}; {_CONFIG} says {token.content!r}")
+                raise CheckpointError(f"{path}: id {id_} is {pieces[id_]!r}; {CONFIG} says {token.content!r}")
             pieces[id_] = token.content
     return pieces
 
@@ -213,7 +201,7 @@ def _add(path: Path, tokenizer: Tokenizer, added: Mapping[int, AddedToken]) -> N
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
         if (actual_id := tokenizer.token_to_id(token.content)) != id_:
             raise CheckpointError(
-                f"{path}: token {token.content!r} gets id {actual_id}; expected {id_}, as {_CONFIG} says"
+                f"{path}: token {token.content!r} gets id {actual_id}; expected {id_}, as {CONFIG} says"
             )
 
 

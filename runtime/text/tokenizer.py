@@ -17,7 +17,7 @@ from draftwood.files import read_text
 from draftwood.runtime.text.chat import Templates
 from draftwood.runtime.text.messages import Chat
 
-_Parsed = TypeVar("_Parsed", bound=msgspec.Struct)
+_Parsed = TypeVar("_Parsed")
 
 # Of a text: about a million tokens, more than any context; four times as much takes a minute and gigabytes.
 MOST_BYTES = 4 << 20
@@ -27,37 +27,21 @@ _SHORT_BYTES, _LONG_BYTES = 1 << 12, 1 << 18
 _MOST_GROWTH = 1000
 
 
-class _Token(msgspec.Struct):
-    content: str
-
-
 class _NamedTemplate(msgspec.Struct):
     name: str
     template: str
 
 
 class _Config(msgspec.Struct):
-    """The fields of ``tokenizer_config.json`` that are used."""
+    """The field of ``tokenizer_config.json`` that is used besides the names of tokens."""
 
     chat_template: str | list[_NamedTemplate] | None = None
-    bos_token: str | _Token | None = None
-    eos_token: str | _Token | None = None
-    unk_token: str | _Token | None = None
-    sep_token: str | _Token | None = None
-    pad_token: str | _Token | None = None
-    cls_token: str | _Token | None = None
-    mask_token: str | _Token | None = None
 
     def templates(self) -> dict[str, str]:
         """By name: ``default``, and maybe ``tool_use`` for chats with tools."""
         if isinstance(self.chat_template, list):
             return {named.name: named.template for named in self.chat_template}
         return {} if self.chat_template is None else {"default": self.chat_template}
-
-    def tokens(self) -> dict[str, str]:
-        """The tokens that are set: a template may ask whether ``bos_token is defined``."""
-        named = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_token")}
-        return {name: t.content if isinstance(t, _Token) else t for name, t in named.items() if t is not None}
 
 
 class _TokenizerFile(msgspec.Struct):
@@ -131,12 +115,16 @@ class Tokenizer:
                 f" {_MOST_GROWTH}; this is no tokenizer that a model was trained with"
             )
         vocabulary = _called(path, Vocabulary.from_str, source)
-        config = _parse(_read(config_path), _Config, config_path) if config_path.is_file() else _Config()
+        said = _read(config_path) if config_path.is_file() else "{}"
+        config, tokens = (
+            _parse(said, _Config, config_path),
+            _tokens(config_path, _parse(said, dict[str, Any], config_path)),
+        )
         templates, where = config.templates(), config_path
         if (folder / "chat_template.jinja").is_file():  # the newer form, which wins as in transformers
             where = folder / "chat_template.jinja"
             templates = {"default": _read(where)}
-        return cls(path, vocabulary, file.decoders(), Templates(templates, where, known), config.tokens())
+        return cls(path, vocabulary, file.decoders(), Templates(templates, where, known), tokens)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; ``special`` adds the tokens that the tokenizer puts around it (a begin token, say).
@@ -239,6 +227,16 @@ class Tokenizer:
             return None
         spelled: str | None = self._vocabulary.id_to_token(token_id)
         return spelled
+
+
+def _tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
+    """The tokens that are set, by name: a template may ask whether ``bos_token is defined``."""
+    named = {name: value for name, value in config.items() if name.endswith("_token") and type(value) is not bool}
+    texts = {name: value.get("content", 0) if isinstance(value, dict) else value for name, value in named.items()}
+    for name, text in texts.items():
+        if not isinstance(text, str | None):
+            raise _broken(path, TypeError(f"{name} is {named[name]!r}, expected a text, or an object with its content"))
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _read(path: Path) -> str:

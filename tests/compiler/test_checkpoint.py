@@ -16,7 +16,6 @@ from draftwood.compiler.checkpoints.fields import IgnoredField
 from draftwood.compiler.checkpoints.safetensors_file import read_header
 from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors
 from draftwood.compiler.teachers.config import RopeScaling, TeacherConfig
-from draftwood.compiler.teachers.folder import tokenizer_files
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.compiler.teachers.rope import rope_frequencies, rope_tables
 from draftwood.errors import CheckpointError
@@ -397,12 +396,6 @@ def test_file_that_changes_after_the_check(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight cannot be read"):
         checkpoint.weight("norm.weight")
-
-
-def test_tokenizer_files(tmp_path: Path) -> None:
-    assert tokenizer_files(tmp_path) == []
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert tokenizer_files(tmp_path) == [tmp_path / "tokenizer.json"]
 
 
 def test_config_made_by_hand_is_checked(tmp_path: Path) -> None:

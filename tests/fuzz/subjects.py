@@ -335,8 +335,8 @@ SUBJECTS = (
     ),
     *(Subject(f"layout-{name}", (f"layouts/{name}",), _layout, targets.layout) for name in seeds.INT8),
     Subject("gguf", ("gguf/Q4_1", "gguf/Q8_0"), _one_of(gguf_damaged, "*.gguf"), targets.gguf, 2),
-    Subject("sentencepiece", ("sentencepiece",), _one_of(damaged, "*.model"), targets.sentencepiece, 2),
-    Subject("sentencepiece-config", ("sentencepiece",), _one_of(json_damaged, "*.json"), targets.sentencepiece, 2),
+    Subject("sentencepiece", ("sentencepiece",), _one_of(damaged, "*.model"), targets.written_tokenizer, 2),
+    Subject("sentencepiece-config", ("sentencepiece",), _one_of(json_damaged, "*.json"), targets.written_tokenizer, 2),
     Subject("tuned", ("tuned",), _one_of(json_damaged, "tuned.json"), targets.tuned, 2),
     Subject("lock", ("tuned",), _lock, targets.lock, 1),
     Subject("medusa", ("medusa",), _one_of(safetensors_damaged, "*.safetensors"), targets.drafter, 2),
@@ -352,6 +352,7 @@ SUBJECTS = (
     Subject("npu-weights", ("npu",), _one_of(json_damaged, "weights.json"), targets.npu_weights, 1),
     Subject("npu-numbers", ("npu",), _one_of(damaged, "weights.bin"), targets.npu_weights, 1),
     Subject("tokenizers", ("tokenizer",), _one_of(json_damaged, "*.json"), targets.tokenizer, 3),
+    Subject("tokenizers-written", ("tokenizer",), _one_of(json_damaged, "*.json"), targets.written_tokenizer, 2),
     Subject("templates", ("tokenizer",), _template, targets.tokenizer, 2),
 )
 

@@ -293,8 +293,8 @@ def npu_weights(folder: Path, rng: random.Random) -> str:
     return f"{len(map_npu_weights(folder, compiled.read_index(index)))} tensors"
 
 
-def sentencepiece(folder: Path, rng: random.Random) -> str:
-    """Converts a SentencePiece model, and uses the result."""
+def written_tokenizer(folder: Path, rng: random.Random) -> str:
+    """Writes a checkpoint's tokenizer as a bundle has it, and uses the result."""
     (folder / "made").mkdir()
     write_tokenizer(folder, folder / "made")
     return tokenizer(folder / "made", rng)

@@ -504,7 +504,7 @@ def test_a_template_of_a_million_characters_is_refused(tmp_path):
         ("tokenizer.json", b"\xff", "not UTF-8 text at byte 0;"),
         ("tokenizer_config.json", b"[]", "Expected `object`"),
         ("tokenizer_config.json", b'{"chat_template": 3}', "chat_template"),
-        ("tokenizer_config.json", b'{"bos_token": {"id": 3}}', r"`content` - at `\$.bos_token`"),
+        ("tokenizer_config.json", b'{"bos_token": {"id": 3}}', "bos_token is {.id.: 3}, expected a text"),
         ("tokenizer_config.json", b'{"chat_template": "{% if %}"}', "line 1"),
         ("chat_template.jinja", b"a\n{{ ", "line 2"),
     ],
