@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 # The flags that decide a text, by name.
 _DECODING: dict[str, dict[str, Any]] = {
-    "max-new-tokens": {"type": int, "default": 128, "metavar": "N"},
+    "max-new-tokens": {"type": int, "default": 128, "metavar": "N", "help": "of the answer (default: 128)"},
     "temperature": {"type": float, "default": 0.0, "metavar": "T", "help": "0 decodes greedily (default)"},
-    "top-p": {"type": float, "default": 1.0, "metavar": "P"},
+    "top-p": {"type": float, "default": 1.0, "metavar": "P", "help": "1 keeps every token (default)"},
     "top-k": {"type": int, "default": 0, "metavar": "K", "help": "0 keeps every token (default)"},
-    "seed": {"type": int, "default": 0, "metavar": "S"},
+    "seed": {"type": int, "default": 0, "metavar": "S", "help": "of sampled text (default: 0)"},
     "stop": {"action": "append", "default": [], "metavar": "TEXT", "help": "stop before this text; repeatable"},
 }
 # How a bundle is opened: flags by name, of fields of `Opening`.
@@ -33,7 +33,7 @@ _OPENING: dict[str, dict[str, Any]] = {
     "no-prefixes": {
         "dest": "prefixes",
         "action": "store_false",
-        "help": "keep no caches of ended texts for prompts alike",
+        "help": "do not keep caches of ended sequences for prompts that begin alike",
     },
     "fallback": {"action": "store_true", "help": "if the engine does not run, take one that does, and say so"},
 }
@@ -56,7 +56,8 @@ def add_opening_arguments(parser: argparse.ArgumentParser, *names: str) -> None:
     parser.add_argument(
         "--engine",
         choices=sorted(known),
-        help=f"{each} (default: npu where the machine and the bundle have one, else cpu)",
+        help=f"{each} (default: npu if machine and bundle have one; bitwise if rows are rounded to int8 and a tree"
+        " branches; else cpu)",
     )
 
 
@@ -74,8 +75,8 @@ def add_policy_argument(parser: argparse.ArgumentParser) -> None:
         "--policy",
         default="adaptive",
         metavar="NAME",
-        help="adaptive (default): by what texts have shown; plain: no drafts; a gear's name: always its tree, at larger"
-        " KV lengths as the text grows",
+        help="adaptive (default): the gear that is expected to be fastest; plain: no drafts; a gear's name: always its"
+        " tree, at larger KV lengths as the text grows",
     )
 
 

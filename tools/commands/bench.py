@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: the built-in prompts")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 decodes greedily (default)")
-    parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="that share launches (default: 1)")
+    parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="sequences a launch (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_policy_argument(parser)
     add_opening_arguments(parser)

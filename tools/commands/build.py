@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="plain",
         metavar="SPEC[,SPEC...]",
         help="plain | chain:D | full:k1xk2x... | backbone:D:k | medusa:FILE | tree:FILE | plan:FILE | budget:MxDxk"
-        " (with EAGLE-3: M nodes, D levels, k candidates, a tree chosen at every step) | lookup:SPEC (tokens that"
-        " followed earlier in the text, without a drafter); plain is always added",
+        " (with EAGLE-3 or DSpark: M nodes, D levels, k candidates, a tree chosen at every step) | lookup:SPEC (tokens"
+        " that followed earlier in the text, without a drafter); plain is always added",
     )
     parser.add_argument(
         "--kv",
@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights",
         default="copy",
         choices=("copy", "link", "none"),
-        help="of the NPU's graphs: copied; used in the checkpoint's files where they fit; or bound later",
+        help="of the NPU's graphs; copy: into the bundle; link: read from the checkpoint's files if their form fits;"
+        " none: added later by bind",
     )
     parser.add_argument(
         "--int8-drafter", action="store_true", help="the drafter's linear layers in eight bits; no text changes"
@@ -57,16 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision",
         default="exact",
         choices=PRECISIONS,
-        help="of the teacher's linear layers: exact numbers; packed ones as they are and plain ones rounded to four"
-        " bits (nbits) or eight (nbits8), rows rounded block by block; or rounded to W8A8 (w8a8); nbits-head:"
-        " nbits, the output matrix in W8A8",
+        help="of the teacher's linear layers; exact: as the checkpoint has them; nbits: packed ones as they are, others"
+        " rounded to four bits, rows rounded block by block; nbits8: the same with eight bits; nbits-head: nbits, the"
+        " output matrix in W8A8; w8a8: rounded to W8A8",
     )
     parser.add_argument(
         "--bitwise", action="store_true", help="also the CPU's step in which a row has the same bits in every tree"
     )
-    parser.add_argument(
-        "--one-launch", action="store_true", help="also every gear's whole step as one graph of the NPU's"
-    )
+    parser.add_argument("--one-launch", action="store_true", help="also one NPU graph for the whole step of every gear")
     parser.add_argument(
         "--ranks", type=int, default=1, metavar="N", help="split the NPU's graphs over so many devices (default 1)"
     )
@@ -75,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="also graphs of 2, 4, ... up to N texts a launch (default 1)",
+        help="also graphs of 2, 4, ... up to N sequences a launch (default 1)",
     )
     parser.add_argument(
         "--corpus", type=Path, metavar="FILE.txt", help="trees that are looked up find tokens in this text, too"

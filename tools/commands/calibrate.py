@@ -30,13 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", metavar="DIR", help="the drafter whose candidates are ranked")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
     parser.add_argument("--temperature", default="0", metavar="T[,T...]", help="of the answers (default 0: greedy)")
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="tokens an answer at most")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default: %(default)s)"
+    )
     parser.add_argument(
         "--workers",
         type=_workers,
         default=1,
         metavar="N",
-        help="processes that answer, of a teacher; or HOST:PORT of a Ray cluster whose processors do",
+        help="processes that answer, if SOURCE is a teacher; or HOST:PORT of a Ray cluster (default: 1)",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="STATS", help="statistics to make or to add to")
 

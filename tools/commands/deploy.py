@@ -30,10 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_replicas,
         default=(1, 1),
         metavar="N[:M]",
-        help="engines of a bundle; with M as many up to it as texts need (default: 1)",
+        help="engines of a bundle; with M, from N to M as requests need (default: 1)",
     )
-    parser.add_argument("--address", metavar="HOST:PORT", help="of a cluster that runs (default: Ray on this machine)")
-    parser.add_argument("--print", action="store_true", help="print the applications as Ray Serve's file, and end")
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="of a running Ray cluster (default: Ray on this machine)"
+    )
+    parser.add_argument("--print", action="store_true", help="print the configuration for Ray Serve, and end")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a tree file, a tree such as full:3x2 or medusa:FILE, a bundle's folder, or a teacher's or a drafter's as"
         " build takes it",
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="of a drafter, the teacher that it is held against")
-    parser.add_argument("--npu", action="store_true", help="of a bundle, its NPU graphs: operators, proofs, findings")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="the teacher of a drafter, to say whether they fit")
+    parser.add_argument("--npu", action="store_true", help="a bundle's NPU graphs: operators, proofs, findings")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 

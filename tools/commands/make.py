@@ -42,19 +42,25 @@ BEST = "best"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="teacher: a Hugging Face folder, a GGUF file, or demo")
-    parser.add_argument("--drafter", metavar="DIR", help="its drafter; without one, trees are looked up in the text")
+    parser.add_argument("--drafter", metavar="DIR", help="its drafter; without one, drafts are looked up in the text")
     parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help=f"like those to be served, {MOST} at most (default: built in)"
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help=f"like those to be served, {JUDGES} conversations or more, {MOST} prompts at most (default: built in)",
     )
     parser.add_argument("--kv", default="1024", metavar="C[,C...]", help="KV lengths in slots (default: 1024)")
     parser.add_argument(
         "--precision",
         choices=(*PRECISIONS, BEST),
         help="as for build; best, the default here, times all of them and takes the fastest whose perplexity is near"
-        " that of the exact numbers (default with --device: exact)",
+        " that of the exact numbers (default with --device or --int8-drafter: exact)",
     )
     parser.add_argument(
-        "--batch-size", type=int, metavar="N", help=f"graphs of up to N sequences (default: {TEXTS}; with --device: 1)"
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help=f"graphs of up to N sequences a launch (default: {TEXTS}; with --device: 1)",
     )
     parser.add_argument("--int8-drafter", action="store_true", help="as for build; best tries it by itself")
     parser.add_argument("--device", metavar="NAME", help="plan and lower for it, such as ascend-910b3")

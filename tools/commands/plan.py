@@ -23,22 +23,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="STATS",
-        help="statistics that calibrate made; greedy text and sampled text in files of their own are planned for both",
+        help="statistics that calibrate made; greedy and sampled text may have a file each",
     )
     parser.add_argument("--latency", type=Path, help="latency table that profile made; without one, trees by size")
     parser.add_argument("--max-nodes", default=63, **number, help="draft nodes, root not counted (default: 63)")
-    parser.add_argument("--max-gears", default=4, **number, help="plain decoding counted (default: 4)")
+    parser.add_argument("--max-gears", default=4, **number, help="gears, plain decoding counted (default: 4)")
     parser.add_argument(
         "--occupancy",
         metavar="N[=SHARE],...",
-        help="how often how many texts are there (default: every number up to the table's equally often)",
+        help="numbers of running sequences, and how often each occurs (default: all of the table, equally often)",
     )
     parser.add_argument(
         "--out",
         required=True,
         type=Path,
         metavar="PLAN",
-        help="for build --tree plan:PLAN; its pictures lie next to it",
+        help="file for the plan, which build --tree plan:PLAN takes; its pictures lie next to it",
     )
 
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", metavar="NAME", help="device to model MODEL on, such as ascend-910b3")
     parser.add_argument(
-        "--ranks", type=int, default=1, metavar="N", help="model so many of it, which run a step together"
+        "--ranks", type=int, default=1, metavar="N", help="devices that run a step together (default: 1)"
     )
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
     parser.add_argument(
@@ -58,13 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv", metavar="C[,C...]", help="KV lengths in slots (default: the bundle's; of a model, 1024 to 8192)"
     )
-    parser.add_argument("--batch-size", metavar="B[,B...]", help="texts that share a launch (default: 1)")
+    parser.add_argument("--batch-size", metavar="B[,B...]", help="sequences a launch (default: 1)")
     parser.add_argument(
         "--out",
         required=True,
         type=Path,
         metavar="LATENCY",
-        help="file to write the table to; of several precisions, LATENCY with each one's name after its stem",
+        help="file for the table; with several precisions, one file each, whose name has the precision after its stem",
     )
 
 

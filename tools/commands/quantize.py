@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "calibration",
         type=Path,
         metavar="TEXTS",
-        help="a file to calibrate with, a JSON object a line with text, prompt, turns or messages; every fourth is"
-        f" withheld, and by these the result is compared with the original ({REPORT})",
+        help="a file to calibrate with, a JSON object a line with text, prompt, turns or messages; on every fourth,"
+        f" which is withheld, the result is compared with the original ({REPORT})",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR",

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 KEYS = "DRAFTWOOD_API_KEYS"
 # By name: the least, the most and the default of each, and what it bounds.
 LIMITS = {
-    "waiting": (0, 10**6, 64, "texts that wait for room, more get 503"),
+    "waiting": (0, 10**6, 64, "requests that wait for room, more get 503"),
     "per-key": (0, 10**6, 0, "requests of a key at once, more get 429, 0: any number"),
-    "tokens": (1, 2**31 - 1, 4096, "of an answer"),
-    "caches": (0, 1 << 50, 0, "bytes of all texts' caches, 0: for twice the texts of a launch"),
+    "tokens": (1, 2**31 - 1, 4096, "tokens of an answer"),
+    "caches": (0, 1 << 50, 0, "bytes of all caches, 0: for twice the sequences of a launch"),
     "body": (1, 1 << 30, 4 << 20, "bytes of a request"),
     "deadline": (1, 3600, 20, "seconds for a request to be whole"),
     "drain": (0, 86400, 30, "seconds for answers at SIGTERM"),
@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=N",
         help="; ".join(f"{name}: {what} ({default})" for name, (*_, default, what) in LIMITS.items()) + "; repeatable",
     )
-    parser.add_argument("--cors", action="append", default=[], metavar="ORIGIN", help="that may call; repeatable")
+    parser.add_argument(
+        "--cors", action="append", default=[], metavar="ORIGIN", help="web page's origin that may call; repeatable"
+    )
     add_opening_arguments(parser, "threads", "no-prefixes")
 
 

@@ -12,9 +12,14 @@ from draftwood.errors import RequestError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=names(), metavar="KIND", help=f"one of {', '.join(names())}")
+    parser.add_argument(
+        "kind",
+        choices=names(),
+        metavar="KIND",
+        help=f"one of {', '.join(kind.name for kind in kinds() if kind.options)}",
+    )
     parser.add_argument("teacher", type=Path, metavar="MODEL", help="the teacher's folder")
-    parser.add_argument("data", type=Path, metavar="TEXTS", help="the teacher's, a folder that draftwood distill wrote")
+    parser.add_argument("data", type=Path, metavar="TEXTS", help="the folder that draftwood distill wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for drafter, log and checkpoint")
     parser.add_argument("--steps", type=int, default=1500, help="optimiser steps (default %(default)s)")
     parser.add_argument("--minutes", type=float, metavar="M", help="train for so long instead of --steps")
