@@ -34,6 +34,8 @@ def content_of(fields: Fields, name: str, value: Any) -> str | None:
     content = value.get("content") if isinstance(value, dict) else value
     if not isinstance(content, str | None):
         fields.fail(name, "texts, or objects with a text as their content")
+    if any("\ud800" <= character <= "\udfff" for character in content or ""):
+        fields.fail(name, "texts without half a character")
     return content
 
 
