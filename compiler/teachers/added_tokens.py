@@ -130,10 +130,15 @@ def _grown(path: Path, source: str, more: Iterable[AddedToken], listed: Mapping[
         grown: str = tokenizer.to_str(pretty=True)
     except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(f"{path}: no tokenizer can be made of it ({error}); fetch the file again") from None
+    check_ids(path, tokenizer, listed)
+    return grown
+
+
+def check_ids(path: Path, tokenizer: Tokenizer, listed: Mapping[int, AddedToken]) -> None:
+    """Raises CheckpointError if a token has another id than the list says."""
     for id_, token in listed.items():
         if (actual := tokenizer.token_to_id(token.content)) != id_:
             raise CheckpointError(f"{path}: token {token.content!r} gets id {actual}; expected {id_}, as {CONFIG} says")
-    return grown
 
 
 def write_templates(model: Path, folder: Path) -> None:

@@ -33,7 +33,7 @@ from draftwood.compiler.checkpoints.sentencepiece_file import (
     read_model,
     refuse,
 )  # fmt: skip
-from draftwood.compiler.teachers.added_tokens import ADDED, CONFIG, SPECIAL, content_of, fields_of
+from draftwood.compiler.teachers.added_tokens import ADDED, CONFIG, SPECIAL, check_ids, content_of, fields_of
 from draftwood.compiler.teachers.gguf_tokenizer import spaces_decoder
 from draftwood.errors import CheckpointError
 
@@ -197,12 +197,9 @@ def _table(table: bytes) -> list[Any]:
 
 
 def _add(path: Path, tokenizer: Tokenizer, added: Mapping[int, AddedToken]) -> None:
-    for id_, token in added.items():
+    for token in added.values():
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
-        if (actual_id := tokenizer.token_to_id(token.content)) != id_:
-            raise CheckpointError(
-                f"{path}: token {token.content!r} gets id {actual_id}; expected {id_}, as {CONFIG} says"
-            )
+    check_ids(path, tokenizer, added)
 
 
 def _surround(tokenizer: Tokenizer, config: Fields, named: Mapping[str, str]) -> None:

@@ -115,12 +115,9 @@ class Tokenizer:
                 f" {_MOST_GROWTH}; this is no tokenizer that a model was trained with"
             )
         vocabulary = _called(path, Vocabulary.from_str, source)
-        said = _read(config_path) if config_path.is_file() else "{}"
-        config, tokens = (
-            _parse(said, _Config, config_path),
-            _tokens(config_path, _parse(said, dict[str, Any], config_path)),
-        )
-        templates, where = config.templates(), config_path
+        settings = _read(config_path) if config_path.is_file() else "{}"
+        tokens = _tokens(config_path, _parse(settings, dict[str, Any], config_path))
+        templates, where = _parse(settings, _Config, config_path).templates(), config_path
         if (folder / "chat_template.jinja").is_file():  # the newer form, which wins as in transformers
             where = folder / "chat_template.jinja"
             templates = {"default": _read(where)}

@@ -21,8 +21,8 @@ NAME = "problems"
 
 
 def tasks(ask: SectionSettings, suite: Suite) -> Iterator[Task]:
-    """A problem at a temperature, with one bundle: bundles may be of several precisions, and so of several texts."""
-    for temperature, problem, bundle in product(ask.temperatures, _problems(ask, suite), ask.bundles):
+    """A problem with one bundle at a temperature: bundles may be of several precisions, and so of several texts."""
+    for bundle, temperature, problem in product(ask.bundles, ask.temperatures, _problems(ask, suite)):
         at = {"model": suite.model, "bundle": bundle, "temperature": temperature, "problem": problem.id}
         yield Task(NAME, at)
 
