@@ -45,7 +45,8 @@ def write_added(model: Path, folder: Path) -> None:
     Raises:
         CheckpointError: a file is damaged, two contradict each other, or a setting has no form here.
     """
-    vocabulary, config = Fields(model / VOCABULARY, read_json(model / VOCABULARY)), fields_of(model / CONFIG)
+    vocabulary, settings = Fields(model / VOCABULARY, read_json(model / VOCABULARY)), fields_of(model / CONFIG)
+    config = settings
     if vocabulary.nested("model").get("dropout"):
         vocabulary.nested("model").fail("dropout", "null: a text must always have the same tokens")
     if config.flag("split_special_tokens", False):
@@ -62,8 +63,10 @@ def write_added(model: Path, folder: Path) -> None:
     (folder / VOCABULARY).write_text(_grown(vocabulary.path, source, more, listed) if more else source, "utf-8")
     extra = config.get(_EXTRA[0])
     values = config.values | (extra if isinstance(extra, dict) else {})
-    if values:
+    if values != settings.values:
         _write_config(folder, values)
+    elif settings.path.is_file():
+        (folder / CONFIG).write_text(_text(settings.path), "utf-8")
 
 
 def _own(vocabulary: Fields) -> dict[int, AddedToken]:
