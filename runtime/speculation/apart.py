@@ -135,7 +135,7 @@ class ApartGrammar:
             RequestError: it is no grammar, or takes too much.
         """
         try:  # as JSON's text, which holds whole numbers of any size
-            text = grammar if isinstance(grammar, str) else json.dumps(grammar)
+            text = grammar if isinstance(grammar, str) else json.dumps(grammar, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"grammar: the schema is not JSON: {error}") from None
         self.ask("compile", text, not isinstance(grammar, str), position)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError, RequestError
+from draftwood.runtime.text.schema import check_schema, schemas_of
 
 # V vocabulary, W = ceil(V / 32) words of a bit mask
 
@@ -64,7 +65,7 @@ class Grammars:
         if not isinstance(grammar, str | Mapping):
             raise RequestError(f"grammar: expected a JSON schema or a grammar's text, got {type(grammar).__name__}")
         try:
-            text = grammar if isinstance(grammar, str) else json.dumps(grammar)
+            text = grammar if isinstance(grammar, str) else json.dumps(grammar, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"grammar: the schema is not JSON: {error}") from None
         if len(text) > _MOST_CHARACTERS:
@@ -74,6 +75,8 @@ class Grammars:
 
     def _compile(self, text: str, is_schema: bool) -> Any:
         library = self._library
+        for schema in [json.loads(text)] if is_schema else schemas_of(text):
+            check_schema(schema)
         try:
             if is_schema:
                 defaults = {} if "x-guidance" in json.loads(text) else {"whitespace_pattern": _SPACE}

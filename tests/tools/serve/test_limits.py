@@ -303,7 +303,7 @@ def test_headers_that_are_too_large_are_told_so(server: Any) -> None:
         assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
 
 
-@pytest.mark.parametrize("schema", [{"const": -(2**63)}, {"multipleOf": 2147483647}], ids=["deadly", "endless"])
+@pytest.mark.parametrize("schema", [{"const": 2**53 + 1}, {"multipleOf": 2147483647}], ids=["number", "endless"])
 def test_a_schema_ends_no_text_but_its_own(server: Any, schema: dict[str, Any]) -> None:
     pytest.importorskip("llguidance")
     beside, engines = begun(server, LONG), server.engines()
