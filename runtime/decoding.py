@@ -161,6 +161,8 @@ class Decoding:
         self.tokens: list[int] = []
         # Of every token, if they were asked for.
         self.logprobs: list[TokenLogprobs] = []
+        # Of every token the characters of the text before it; a character of several tokens begins at the first.
+        self.offsets: list[int] = []
         self.result: Result | None = None
         # The record of the last step.
         self.last: Outcome | None = None
@@ -359,6 +361,7 @@ class Decoding:
         piece = ""
         for token in tokens:
             self.tokens.append(token)
+            self.offsets.append(0 if self._stream is None else self._stream.characters)
             if self._stream is not None:
                 piece += self._stream.push([token])
                 if self._stream.stopped:

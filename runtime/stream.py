@@ -47,7 +47,7 @@ class Stream:
         self._stops, self._shows_stop, self._least = tuple(stop_strings), shows_stop, least
         self._shown = {tokenizer.special_id(token): token for token in special_tokens}
         self._held = ""  # final text that may be the beginning of a stop string
-        self._tokens_used = 0
+        self._tokens_used = self._characters = 0
         self._stopped = False
 
     @property
@@ -59,6 +59,11 @@ class Stream:
     def tokens_used(self) -> int:
         """Tokens taken in: all pushed, or up to and including the one that completed the stop string."""
         return self._tokens_used
+
+    @property
+    def characters(self) -> int:
+        """Characters that became final, those counted that may be the beginning of a stop string."""
+        return self._characters
 
     def push(self, ids: Sequence[int]) -> str:
         """Takes in tokens and returns the text that became final; how tokens are grouped has no effect."""
@@ -78,8 +83,11 @@ class Stream:
 
     def _piece(self, token_id: int) -> str:
         if token_id in self._shown:  # it ends the part that was not final
-            return self._pieces.finish() + self._shown[token_id]
-        return self._pieces.push(token_id)
+            piece = self._pieces.finish() + self._shown[token_id]
+        else:
+            piece = self._pieces.push(token_id)
+        self._characters += len(piece)
+        return piece
 
     def _release(self, piece: str) -> str:
         if self._stopped or not piece:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -169,8 +168,8 @@ def chat_logprobs(drawn: list[TokenLogprob] | None) -> ChatLogprobs | None:
     return None if drawn is None else ChatLogprobs(drawn)
 
 
-def text_logprobs(drawn: list[TokenLogprob] | None, offset: int) -> TextLogprobs | None:
-    """``offset``: characters of the text before."""
+def text_logprobs(drawn: list[TokenLogprob] | None, offsets: list[int]) -> TextLogprobs | None:
+    """``offsets``: where the text of every token begins."""
     if drawn is None:
         return None
     return TextLogprobs(
@@ -178,5 +177,5 @@ def text_logprobs(drawn: list[TokenLogprob] | None, offset: int) -> TextLogprobs
         [drawing.logprob for drawing in drawn],
         # Parts of characters look alike; the likeliest of them stands.
         [{other.token: other.logprob for other in reversed(drawing.top_logprobs)} for drawing in drawn],
-        list(accumulate((len(drawing.token) for drawing in drawn[:-1]), initial=offset))[: len(drawn)],
+        offsets,
     )

@@ -56,6 +56,8 @@ class RunningChoice:
     pieces: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    # Where the text of every token with logprobs begins, in characters.
+    offsets: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
@@ -70,9 +72,12 @@ class News:
     """News of one text since the last time: the steps of one or more pieces together."""
 
     index: int
+    begun: bool = False
+    tokens: int = 0
     text: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
+    offsets: list[int] = field(default_factory=list)
     steps: list[DraftedStep] = field(default_factory=list)
     finish: FinishReason | None = None
 
@@ -102,12 +107,13 @@ class Completion:
             self._calls = [Calls(form, names, most) for _ in self._asks]
 
     async def parts(self) -> AsyncIterator[list[News]]:
-        """News as it comes; first an empty list, once the prompts are known to be good.
+        """News as it comes. The first waits until all texts have begun or one has come further, so that a prompt that
+        is not good is refused before an answer begins.
 
         Raises:
             RequestRefused: the bundle cannot serve it, too many wait, or the engine failed.
         """
-        box, begun = Mailbox(), 0
+        box, came = Mailbox(), dict[int, News]()
         try:
             try:
                 self.model.submit(self._asks, box)
@@ -115,15 +121,11 @@ class Completion:
                 raise self._full() from None
             while any(text.finish is None for text in self.texts):
                 letters = await box.take()
-                came: dict[int, News] = {}
                 for index, letter in letters:
-                    begun += isinstance(letter, Begun)
                     self._read(index, letter, came)
-                if begun == len(self.texts):
-                    begun = 0  # told once
-                    yield []
-                if came:
+                if len(came) == len(self.texts) or not all(isinstance(letter, Begun) for _, letter in letters):
                     yield list(came.values())
+                    came = {}
         finally:
             self.model.drop(self._asks)
 
@@ -131,6 +133,7 @@ class Completion:
         text = self.texts[index]
         match letter:
             case Begun():
+                came.setdefault(index, News(index)).begun = True
                 text.prompt_tokens, text.cached_tokens = letter.prompt_tokens, letter.cached_tokens
             case Piece():
                 part = came.setdefault(index, News(index))
@@ -144,8 +147,8 @@ class Completion:
                 raise self._full()
             case Refused():
                 param = letter.param
-                if param == "messages" and isinstance(self.body, CompletionBody):
-                    param = "prompt"
+                if param in ("messages", "prompt"):
+                    param = "messages" if isinstance(self.body, ChatBody) else "prompt"
                 if param == "grammar" and not self.body.grammar:
                     param = "tools" if self._calls else "regex" if self.body.regex else "response_format"
                 raise RequestRefused(letter.message, param, code=letter.code)
@@ -185,14 +188,12 @@ class Completion:
         """Server-sent events; the first one comes when the prompts are known to be good."""
         options = self.body.stream_options
         usage = bool(options and options.include_usage)
-        offsets = [0] * len(self.texts)
         async for parts in self.parts():
-            if not parts:
-                for index in range(len(self.texts)):
-                    yield event(self._opening(index, usage))
             for part in parts:
-                yield event(self._chunk(part, offsets[part.index], usage))
-                offsets[part.index] += len(part.text)
+                if part.begun:
+                    yield event(self._opening(part.index, usage))
+                if part != News(part.index, begun=part.begun):
+                    yield event(self._chunk(part, usage))
         if usage:
             last = self._made([], True)
             last.usage = self.usage
@@ -204,7 +205,7 @@ class Completion:
         opened = ChatDelta(index=index, delta=Delta("assistant", "")) if chat else TextChoice(index=index, text="")
         return self._made([opened], usage)
 
-    def _chunk(self, part: News, offset: int, usage: bool) -> ChatChunk | TextAnswer:
+    def _chunk(self, part: News, usage: bool) -> ChatChunk | TextAnswer:
         choice: ChatDelta | TextChoice
         if isinstance(self.body, ChatBody):
             delta = Delta(content=part.text) if part.text or not (part.finish or part.calls) else Delta()
@@ -215,7 +216,7 @@ class Completion:
             choice = TextChoice(
                 index=part.index,
                 text=part.text,
-                logprobs=text_logprobs(part.logprobs, offset),
+                logprobs=text_logprobs(part.logprobs, part.offsets),
                 finish_reason=part.finish,
             )
         chunk = self._made([choice], usage)
@@ -244,10 +245,13 @@ def event(content: Any) -> bytes:
 
 def _add(part: News, text: RunningChoice, piece: Piece) -> None:
     """A piece but for its text, to what came and to the whole."""
+    part.tokens += piece.tokens
     text.tokens += piece.tokens
     if piece.logprobs is not None:
         part.logprobs = [*(part.logprobs or ()), *piece.logprobs]
+        part.offsets += piece.offsets
         text.logprobs += piece.logprobs
+        text.offsets += piece.offsets
     if piece.step is not None:
         part.steps.append(piece.step)
     if piece.drafted:
@@ -295,6 +299,6 @@ def _text_choice(index: int, text: RunningChoice, logprobs: bool) -> TextChoice:
     return TextChoice(
         index=index,
         text="".join(text.pieces),
-        logprobs=text_logprobs(text.logprobs, 0) if logprobs else None,
+        logprobs=text_logprobs(text.logprobs, text.offsets) if logprobs else None,
         finish_reason=text.finish,
     )

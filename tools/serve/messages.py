@@ -120,6 +120,8 @@ class Piece(Struct, tag=True, kw_only=True):
     drafted: int = 0
     accepted: int = 0
     logprobs: list[TokenLogprob] | None = None
+    # Of every token with logprobs: the characters of the text before it.
+    offsets: list[int] = []
     step: DraftedStep | None = None
 
 

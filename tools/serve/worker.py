@@ -59,8 +59,9 @@ from draftwood.tools.serve.messages import (
 WARM_TOKENS = 3
 # Of a request, that an error may begin with.
 FIELDS = (
-    *("temperature", "top_p", "top_k", "seed", "logprobs", "stop", "policy", "grammar", "allowed_token_ids"),
+    *("prompt", "temperature", "top_p", "top_k", "seed", "logprobs", "stop", "grammar", "allowed_token_ids"),
     *("bad_words", "min_tokens", "logit_bias", "continue_final_message", "add_generation_prompt"),
+    *("tools", "chat_template_kwargs"),
 )
 # Grammars that are read at the same time: each may take a processor for seconds.
 COMPILED_AT_ONCE = 2
@@ -206,6 +207,7 @@ class Worker:
                     self._drawn(token, logprobs)
                     for token, logprobs in zip(decoding.tokens[sent:], decoding.logprobs[sent:], strict=True)
                 ]
+                piece.offsets = decoding.offsets[sent:]
             if decoding.last is not None and decoding.last is not seen:
                 seen = decoding.last
                 piece.drafted, piece.accepted = seen.rows - 1, len(seen.path)
@@ -273,9 +275,9 @@ def _refusal(text: int, message: str) -> Refused:
     """An error's text with the field of the request that it is about, if that is known."""
     if "context is" in message:
         return Refused(id=text, message=message, param="messages", code="context_length_exceeded")
-    named = re.match(r"(?:sampling: |chat: |--)?(\w+)", message)
-    param = named[1] if named and named[1] in FIELDS else None
-    return Refused(id=text, message=message, param=param)
+    about, name = re.match(r"(sampling: |chat: |gear |--|)(\w*)", message).groups()  # type: ignore[union-attr]
+    others = {"chat: ": "messages", "gear ": "draftwood.policy"}
+    return Refused(id=text, message=message, param=name if name in FIELDS else others.get(about))
 
 
 def warm(model: OpenedBundle) -> None:
