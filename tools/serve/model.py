@@ -147,7 +147,8 @@ class ServedModel:
 
     async def start(self) -> None:
         """The first engine; BundleError if it does not start."""
-        self._take(await EngineProcess.start(self.arguments))
+        async with self._starting:
+            self._take(await EngineProcess.start(self.arguments))
 
     async def replace(self) -> None:
         """Opens the bundle anew and, once that is ready, lets the old engine finish its texts and end."""
