@@ -41,7 +41,7 @@ log = logging.getLogger("draftwood.serve")
 LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]"}
 SESSION = b"x-session-id"
 # The form of a client's own name for its request.
-_REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     " img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

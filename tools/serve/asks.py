@@ -12,7 +12,17 @@ import msgspec
 
 from draftwood.manifest import DAMAGED
 from draftwood.runtime.decoding import Asked
-from draftwood.tools.serve.bodies import AssistantCall, ChatBody, Common, CompletionBody, Extra, Ids, Message, NamedTool
+from draftwood.tools.serve.bodies import (
+    AssistantCall,
+    ChatBody,
+    Common,
+    CompletionBody,
+    Extra,
+    Ids,
+    Message,
+    NamedTool,
+    ResponseFormat,
+)
 from draftwood.tools.serve.calls import CallForm, forced
 from draftwood.tools.serve.errors import RequestRefused
 from draftwood.tools.serve.messages import Ask
@@ -106,7 +116,7 @@ def _message(number: int, message: Message) -> dict[str, Any]:
     fields = {"role": "system" if message.role == "developer" else message.role, "content": content or ""}
     more = {
         "name": message.name,
-        "reasoning_content": message.reasoning_content,
+        "reasoning_content": message.reasoning_content if message.reasoning is None else message.reasoning,
         "tool_calls": [_called(f"messages[{number}]", call) for call in message.tool_calls or []] or None,
         "tool_call_id": message.tool_call_id,
     }
@@ -155,9 +165,9 @@ def grammar(body: Common, form: CallForm | None, tools: Tools) -> str | dict[str
     Raises:
         RequestRefused: two things at once, or a format without its schema.
     """
-    response = None if body.response_format is None or body.response_format.type == "text" else body.response_format
-    formats = {"grammar": body.grammar, "regex": body.regex, "response_format": response}
-    named = [name for name, value in formats.items() if value]
+    schema = None if body.response_format is None else _schema(body.response_format)
+    formats = {"grammar": body.grammar, "regex": body.regex, "response_format": schema}
+    named = [name for name, value in formats.items() if value not in (None, "")]
     if len(named) > 1:
         raise RequestRefused(f"{named[0]}: expected one of {' and '.join(named)}", named[0])
     if tools and named:
@@ -165,14 +175,18 @@ def grammar(body: Common, form: CallForm | None, tools: Tools) -> str | dict[str
     if tools and isinstance(body, ChatBody) and form is not None and body.tool_choice not in (None, "auto"):
         chosen = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
         return forced(form, [tool for tool in tools if chosen in (None, tool["function"]["name"])])
-    if body.regex:
-        return _lark(body.regex)
-    if response is None:
-        return body.grammar or None
-    if response.type == "json_object":
-        return {"type": "object"}
+    return _lark(body.regex) if body.regex else body.grammar or schema
+
+
+def _schema(response: ResponseFormat) -> dict[str, Any] | None:
+    """The schema of a response's format; None if that is any text."""
+    where = "response_format.json_schema"
+    if response.type != "json_schema":
+        if response.json_schema is not None:
+            raise RequestRefused(f"{where}: needs the type json_schema, got {response.type}", where)
+        return None if response.type == "text" else {"type": "object"}
     if response.json_schema is None:
-        raise RequestRefused("response_format.json_schema: is missing", "response_format.json_schema")
+        raise RequestRefused(f"{where}: is missing", where)
     return response.json_schema.schema_
 
 

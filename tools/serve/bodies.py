@@ -4,8 +4,10 @@ supported."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -44,10 +46,11 @@ class CalledFunction(Struct):
 
 
 class AssistantCall(Struct):
-    """A call that an answer had, handed back."""
+    """A call that an answer had, handed back; ``index`` is that of a stream's call."""
 
     function: CalledFunction
     id: str | None = None
+    index: int | None = None
     type: Literal["function"] = "function"
 
 
@@ -77,12 +80,13 @@ class NamedTool(Struct):
 
 
 class Message(Struct):
-    """One message of a chat; further fields that a template may want are handed on."""
+    """One message of a chat. Its reasoning goes by two names."""
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[AssistantCall] | None = None
     tool_call_id: str | None = None
 
@@ -205,8 +209,11 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "modalities": (["text"],),
     "audio": (),
+    "include_obfuscation": (False,),
+    "continuous_usage_stats": (False,),
 }
-# Fields that pass, since they change no answer: the asking user, a provider's storage, and its charges.
+# Fields that pass, since they change no answer: the asking user, a provider's storage, and its charges; of a message
+# that is handed back, the sources of its text.
 PASS = frozenset(
     (
         "user",
@@ -215,6 +222,11 @@ PASS = frozenset(
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "cache_control",
+        "annotations",
+        "provider_specific_fields",
         "request_id",
         "priority",
         "cache_prompt",
@@ -235,8 +247,8 @@ def parse(content: bytes, kind: type[_Body]) -> _Body:
     if not isinstance(fields, dict):
         raise RequestRefused(f"the body: expected a JSON object, got {type(fields).__name__}")
     for name, value in fields.items():
-        _refuse_missing(name, value, {field.encode_name for field in msgspec.structs.fields(kind)})
         _refuse_unsendable(name, value)
+    _refuse_unknown(fields, kind)
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -246,16 +258,40 @@ def parse(content: bytes, kind: type[_Body]) -> _Body:
         raise RequestRefused(f"{param}: {what}" if where else what, param=param) from None
 
 
-def _refuse_missing(name: str, value: Any, known: set[str]) -> None:
+def _refuse_unknown(value: Any, kind: Any, where: str = "") -> None:
+    """Refuses fields, at any depth, that a type has not and that would change the answer; ``where`` leads to them."""
+    if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Struct):
+        known = _known(kind)
+        for name, inner in value.items():
+            if name in known:
+                _refuse_unknown(inner, known[name], f"{where}{name}.")
+            else:
+                _refuse_missing(where, name, inner, known)
+    elif isinstance(value, list) and get_origin(kind) is list:
+        for at, inner in enumerate(value):
+            _refuse_unknown(inner, get_args(kind)[0], f"{where.removesuffix('.')}[{at}].")
+    else:
+        for part in get_args(kind):  # of a union, or of a type with bounds
+            _refuse_unknown(value, part, where)
+
+
+@cache
+def _known(kind: type[Struct]) -> dict[str, Any]:
+    """The types of a type's fields, by name."""
+    return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+
+
+def _refuse_missing(where: str, name: str, value: Any, known: Iterable[str]) -> None:
     """Refuses a field that would change the answer and is not there, or that nobody knows."""
-    if value is None or name in known or name in PASS:
+    if value is None or name in PASS:
         return
+    param = f"{where}{name[:80]}"
     if name not in MISSING:
-        near = get_close_matches(name[:80], [*known, *MISSING], 1)
+        near = get_close_matches(name[:80], [*known, *([] if where else MISSING)], 1)
         did = f"; is {near[0]} meant" if near else ""
-        raise RequestRefused(f"{name[:40]!a}: no such field{did}; leave it out", param=name[:80])
+        raise RequestRefused(f"{param!a}: no such field{did}; leave it out", param=param)
     if not any((type(value) is not bool and value == neutral) or value is neutral for neutral in MISSING[name]):
-        raise RequestRefused(f"{name}: is not supported here; leave it out", param=name)
+        raise RequestRefused(f"{param}: is not supported here; leave it out", param=param)
 
 
 def _refuse_unsendable(name: str, value: Any) -> None:

@@ -47,8 +47,10 @@ def openapi(keys: bool) -> dict[str, Any]:
     paths |= {path: {"post": _post(body, answers)} for path, (body, answers) in _POSTS.items()}
     metrics = {"description": "Prometheus' metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
     paths["/metrics"] = {"get": {"responses": {"200": metrics} | _errors(401, 403)}}
-    for body, _ in _POSTS.values():  # unknown names are refused
-        components[body.__name__]["additionalProperties"] = False
+    _, asked = msgspec.json.schema_components([body for body, _ in _POSTS.values()])
+    for name in asked:  # unknown names are refused
+        components[name]["additionalProperties"] = False
+    for body, _ in _POSTS.values():
         components[body.__name__]["properties"] |= {name: {} for name in sorted(bodies.PASS)}
     schemas: dict[str, Any] = {"schemas": components}
     described: dict[str, Any] = {

@@ -53,6 +53,43 @@ def test_a_text_is_the_librarys(server: Any, plain: Any, sampling: dict) -> None
     assert streamed[-1]["usage"]["total_tokens"] == answer["usage"]["total_tokens"]
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5, "seed": 1}], ids=str)
+def test_a_streams_logprobs_are_the_whole_answers(server: Any, plain: Any, sampling: dict) -> None:
+    """A stop string that begins to show holds text back, so that tokens come before their text."""
+    starts = sorted({*plain(**sampling).text})
+    asked = TEXT | sampling | {"logprobs": 1, "stop": [f"{start}\0" for start in starts[:16]]}
+    (choice,) = server.ask("/v1/completions", asked)[1]["choices"]
+    parts = [chunk["choices"][0] for chunk in events(server, "/v1/completions", asked)]
+    assert "".join(part["text"] for part in parts) == choice["text"]
+    for name in ("tokens", "text_offset"):
+        whole = choice["logprobs"][name]
+        assert [one for part in parts if part["logprobs"] for one in part["logprobs"][name]] == whole and len(
+            whole
+        ) == 24
+    before = ""
+    for token, begin in zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True):
+        assert "\ufffd" in before + token or choice["text"].startswith(token, begin)  # or part of a character
+        before = token
+
+
+def test_every_choice_of_a_stream_begins_with_its_role(server: Any) -> None:
+    """There is room for two texts, so the third begins after one has ended."""
+    asked = {
+        "messages": [{"role": "user", "content": PROMPT}],
+        "n": 3,
+        "max_tokens": 200,
+        "ignore_eos": True,
+        "seed": 1,
+    }
+    (one, two, three) = ([], [], [])  # type: tuple[list[Any], ...]
+    for chunk in events(server, "/v1/chat/completions", asked):
+        (choice,) = chunk["choices"]
+        (one, two, three)[choice["index"]].append(choice["delta"])
+    for deltas in (one, two, three):
+        assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+        assert "".join(delta.get("content", "") for delta in deltas)
+
+
 def test_choices_have_seeds_that_follow_each_other(server: Any, plain: Any) -> None:
     _, answer, _ = server.ask("/v1/completions", TEXT | {"temperature": 1, "seed": 5, "n": 3})
     expected = [plain(temperature=1.0, seed=seed).text for seed in (5, 6, 7)]
@@ -136,12 +173,19 @@ BAD = [
     ({"prompt": PROMPT, "grammar": "x", "response_format": {"type": "json_object"}}, "grammar", 400),
     ({"prompt": PROMPT, "grammar": 'start: "x"', "ignore_eos": True}, "grammar", 400),
     ({"prompt": [1, "a"]}, "prompt", 400),
-    ({"prompt": [9999]}, None, 400),
+    ({"prompt": [9999]}, "prompt", 400),
     ({"prompt": [5] * 400}, "prompt", 400),
     ({"prompt": PROMPT, "max_tokens": 10**6}, "max_tokens", 400),
     ({"prompt": PROMPT, "n": 0}, "n", 400),
     ({"prompt": PROMPT, "model": "gpt"}, "model", 404),
-    ({"prompt": PROMPT, "draftwood": {"policy": "nope"}}, None, 400),
+    ({"prompt": PROMPT, "draftwood": {"policy": "nope"}}, "draftwood.policy", 400),
+    ({"prompt": PROMPT, "draftwood": {"polcy": "plain"}}, "draftwood.polcy", 400),
+    (
+        {"prompt": PROMPT, "response_format": {"type": "text", "json_schema": {"schema": {}}}},
+        "response_format.json_schema",
+        400,
+    ),
+    ({"prompt": PROMPT, "response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", 400),
     ({}, "prompt", 400),
     ([], None, 400),
 ]

@@ -19,6 +19,7 @@ from draftwood.tools.serve.errors import RequestRefused
 from draftwood.tools.serve.messages import Begun, Cancel, Ended, EngineArguments, Piece, Ready, ToEngine
 from draftwood.tools.serve.metrics import Metrics, ModelMetrics
 from draftwood.tools.serve.model import ServedModel
+from draftwood.tools.serve.process import EngineProcess
 
 from .conftest import MESSAGES, TOOLS, WAIT
 
@@ -100,6 +101,36 @@ def test_whatever_raises_gives_its_place_back(place: Any, stream: bool, monkeypa
     asyncio.run(asyncio.wait_for(asked(raises, body, monkeypatch, at), WAIT))
 
 
+def test_a_bundle_is_replaced_once_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that comes while the first engine starts leaves one engine, not two."""
+
+    async def replaced() -> None:
+        served = ServedModel("m", EngineArguments(bundle="b", opening=Opening()), ModelMetrics(Metrics(), "m"))
+        gates: list[asyncio.Future[Any]] = []
+        stopped: list[Any] = []
+
+        async def start(arguments: Any) -> Any:
+            gates.append(asyncio.get_running_loop().create_future())
+            return await gates[-1]
+
+        async def stop(engine: Engine) -> None:
+            stopped.append(engine)
+
+        monkeypatch.setattr(EngineProcess, "start", start)
+        monkeypatch.setattr(Engine, "stop", stop, raising=False)
+        tasks = [asyncio.create_task(served.start()), asyncio.create_task(served.replace())]
+        engines = [Engine(served), Engine(served)]
+        for number, engine in enumerate(engines):
+            while len(gates) <= number:
+                await asyncio.sleep(0)
+            assert len(gates) == number + 1
+            gates[number].set_result(engine)
+        await asyncio.gather(*tasks)
+        assert served.engine is engines[1] and stopped == engines[:1]
+
+    asyncio.run(asyncio.wait_for(replaced(), WAIT))
+
+
 def test_tools_that_are_refused_count_for_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     body = msgspec.convert({"messages": MESSAGES, "tools": TOOLS}, ChatBody)
     assert isinstance(asyncio.run(asked("", body, monkeypatch)), RequestRefused)
@@ -129,3 +160,37 @@ def test_a_field_is_known_or_refused_by_its_name(kind: Any) -> None:
         parse(msgspec.json.encode(least | {name: "x"}), kind)
     with pytest.raises(RequestRefused, match="is temperature meant"):
         parse(msgspec.json.encode(least | {"temprature": 0}), kind)
+
+
+CALL = {"id": "a", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+# Nested fields: what holds them, the path to them, and whether they pass.
+NESTED: list[tuple[dict[str, Any], str | None]] = [
+    ({"draftwood": {"polcy": "plain"}}, "draftwood.polcy"),
+    ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+    ({"stream_options": {"continuous_usage_stats": False, "include_obfuscation": False}}, None),
+    ({"response_format": {"type": "json_object", "schema": {"type": "object"}}}, "response_format.schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"made": {"up": 1}}, "name": "a"}}}, None),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schma": {}}}}, "response_format.json_schema.schma"),
+    ({"messages": [*MESSAGES, {"role": "assistant", "function_call": {"name": "f"}}]}, "messages[1].function_call"),
+    ({"messages": [*MESSAGES, {"role": "assistant", "refusal": "no"}]}, "messages[1].refusal"),
+    ({"messages": [*MESSAGES, {"role": "assistant", "audio": {"id": "a"}}]}, "messages[1].audio"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "txt": "b"}]}]}, "messages[0].content[0].txt"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]}, None),
+    ({"messages": [{"role": "assistant", "reasoning": "a", "refusal": None, "annotations": []}]}, None),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, None),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"made": 1}]}]}, "messages[0].tool_calls[0].made"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"x": 1}, "strict": True}}]}, None),
+    ({"tools": [{"type": "function", "function": {"name": "a", "params": {}}}]}, "tools[0].function.params"),
+    ({"tool_choice": {"type": "function", "function": {"name": "a", "made": 1}}}, "tool_choice.function.made"),
+]
+
+
+@pytest.mark.parametrize(("more", "param"), NESTED, ids=[str(param) for _, param in NESTED])
+def test_a_nested_field_is_known_or_refused_by_its_path(more: dict[str, Any], param: str | None) -> None:
+    content = msgspec.json.encode({"messages": MESSAGES} | more)
+    if param is None:
+        parse(content, ChatBody)
+        return
+    with pytest.raises(RequestRefused) as caught:
+        parse(content, ChatBody)
+    assert caught.value.body.error.param == param
