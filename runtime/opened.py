@@ -207,7 +207,7 @@ def _engine(bundle: Bundle, opening: Opening) -> tuple[Engine, str, str | None]:
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:
     """Token ids of a prompt in any of its forms; RequestError if it is none, or the bundle has no tokenizer."""
-    if not isinstance(prompt, str | Sequence | Mapping):
+    if not isinstance(prompt, str | Sequence | Mapping) or isinstance(prompt, bytes | bytearray | memoryview):
         raise RequestError(f"prompt: expected text, chat messages or token ids, got {type(prompt).__name__}")
     if not isinstance(prompt, str | Mapping) and all(
         isinstance(part, int) and not isinstance(part, bool) for part in prompt

@@ -61,7 +61,7 @@ def test_the_times_are_those_that_were_tuned_with_as_many_threads(
     assert asked == [1]
 
 
-@pytest.mark.parametrize("prompt", [3, None, [1, "a"], [{"role": "user"}], [True], {"chat": []}], ids=str)
+@pytest.mark.parametrize("prompt", [3, None, [1, "a"], [{"role": "user"}], [True], {"chat": []}, b"ab"], ids=str)
 def test_what_is_no_prompt_is_refused(model: OpenedBundle, prompt: Any) -> None:
     with pytest.raises(RequestError, match=r"prompt|chat"):
         model.generate(prompt)

@@ -31,13 +31,16 @@ async def read_body(scope: Scope, receive: Receive, most: int, seconds: float) -
     """The body of a request, chunked or not.
 
     Raises:
-        RequestRefused: it is not JSON by its type, too large, or too slow.
+        RequestRefused: it is not JSON by its type, compressed, too large, or too slow.
         Gone: the client is.
     """
-    headers = {name: value for name, value in scope["headers"] if name in (b"content-type", b"content-length")}
+    headers = dict(scope["headers"])
     # A page of another origin can send any other type without the browser asking us first.
     if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
         raise RequestRefused("content-type: expected application/json", status=415)
+    coding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+    if coding.lower() != "identity":
+        raise RequestRefused(f"content-encoding: expected a body as it is, got {coding:.40}", status=415)
     size = headers.get(b"content-length", b"0")
     if size.isdigit() and int(size) > most:
         raise _too_large(most)

@@ -30,7 +30,7 @@ _REASONS = {
     404: "no such model",
     408: "the body came too slowly",
     413: "the body is too large",
-    415: "the body is not JSON",
+    415: "the body is not JSON, or compressed",
     429: "too many of this key at the same time",
     500: "the engine failed",
     503: "not ready, full, or ending",

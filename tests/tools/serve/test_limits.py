@@ -1,6 +1,7 @@
 """The server's limits: full queues, clients that leave or are slow or many, and an engine that is killed."""
 
 import contextlib
+import gzip
 import http.client
 import json
 import os
@@ -140,6 +141,13 @@ def test_prompts_that_wait_for_their_tokens_are_bounded(server: Any) -> None:
         until(lambda: sum(one.done() for one in asked) >= 6)
         os.kill(engine, signal.SIGCONT)
         assert sorted(one.result()[0] for one in asked) == [200] * 64 + [503] * 6
+
+
+def test_a_body_that_is_compressed_is_refused_by_its_coding(server: Any) -> None:
+    content = gzip.compress(json.dumps(LONG).encode())
+    status, answer, _ = server.ask("/v1/completions", content, content_encoding="gzip")
+    assert status == 415 and answer["error"]["message"].startswith("content-encoding: ")
+    assert server.ask("/v1/completions", LONG | {"max_tokens": 1}, content_encoding="identity")[0] == 200
 
 
 def test_a_page_of_another_origin_gets_nothing(server: Any) -> None:
