@@ -212,8 +212,7 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "include_obfuscation": (False,),
     "continuous_usage_stats": (False,),
 }
-# Fields that pass, since they change no answer: the asking user, a provider's storage, and its charges; of a message
-# that is handed back, the sources of its text.
+# Fields that pass, since they change no answer: the asking user, a provider's storage, and its charges.
 PASS = frozenset(
     (
         "user",
@@ -224,14 +223,13 @@ PASS = frozenset(
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
-        "cache_control",
-        "annotations",
-        "provider_specific_fields",
         "request_id",
         "priority",
         "cache_prompt",
     )
 )
+# Nested ones that pass: clients hand an answer back with what they have made of it.
+PASS_NESTED = frozenset(("cache_control", "annotations", "provider_specific_fields", "parsed", "parsed_arguments"))
 
 
 def parse(content: bytes, kind: type[_Body]) -> _Body:
@@ -283,7 +281,7 @@ def _known(kind: type[Struct]) -> dict[str, Any]:
 
 def _refuse_missing(where: str, name: str, value: Any, known: Iterable[str]) -> None:
     """Refuses a field that would change the answer and is not there, or that nobody knows."""
-    if value is None or name in PASS:
+    if value is None or name in (PASS_NESTED if where else PASS):
         return
     param = f"{where}{name[:80]}"
     if name not in MISSING:

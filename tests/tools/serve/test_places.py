@@ -162,7 +162,7 @@ def test_a_field_is_known_or_refused_by_its_name(kind: Any) -> None:
         parse(msgspec.json.encode(least | {"temprature": 0}), kind)
 
 
-CALL = {"id": "a", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALL = {"id": "a", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}}}
 # Nested fields: what holds them, the path to them, and whether they pass.
 NESTED: list[tuple[dict[str, Any], str | None]] = [
     ({"draftwood": {"polcy": "plain"}}, "draftwood.polcy"),
@@ -177,7 +177,8 @@ NESTED: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": [{"role": "user", "content": [{"type": "text", "txt": "b"}]}]}, "messages[0].content[0].txt"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]}, None),
     ({"messages": [{"role": "assistant", "reasoning": "a", "refusal": None, "annotations": []}]}, None),
-    ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, None),
+    ({"messages": [{"role": "assistant", "content": "1", "parsed": 1, "tool_calls": [CALL]}]}, None),
+    ({"messages": [{"role": "user", "content": "1", "user": "a"}]}, "messages[0].user"),
     ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"made": 1}]}]}, "messages[0].tool_calls[0].made"),
     ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"x": 1}, "strict": True}}]}, None),
     ({"tools": [{"type": "function", "function": {"name": "a", "params": {}}}]}, "tools[0].function.params"),
