@@ -42,8 +42,10 @@ def read_config(folder: Path) -> TeacherConfig:
     """Reads the teacher's dimensions from config.json, and more end tokens from generation_config.json.
 
     Raises:
-        CheckpointError: a file is missing or not JSON, or a field does not fit what is supported.
+        CheckpointError: a file is missing or not JSON, a field is unsupported, or an adapter lies next to them.
     """
+    if (path := folder / "adapter_config.json").is_file():  # transformers would add it to the weights
+        raise CheckpointError(f"{path}: an adapter; expected whole weights: merge it with PEFT's merge_and_unload")
     config = config_of(Fields(folder / "config.json", read_json(folder / "config.json")))
     if not (path := folder / "generation_config.json").is_file():
         return config

@@ -41,6 +41,8 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "an end beyond the vocabulary": config(eos_token_id=999_999),
     "another end beyond it": lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": 999999}'),
     "no config": lambda folder: (folder / "config.json").unlink(),
+    "an adapter": lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
+    "an adapter alone": lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
     "no JSON": lambda folder: (folder / "config.json").write_text("{"),
     "UTF-16": lambda folder: (folder / "config.json").write_bytes('{"a": 1}'.encode("utf-16")),
     "half a file": lambda folder: (folder / "model.safetensors").write_bytes(
