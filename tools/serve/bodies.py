@@ -16,6 +16,8 @@ from draftwood.manifest import DAMAGED
 from draftwood.tools.serve.errors import RequestRefused
 
 _Body = TypeVar("_Body", bound=Struct)
+# Likeness from which an unknown name counts as a known one that is misspelled.
+_NEAR = 0.75
 
 Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
@@ -285,7 +287,7 @@ def _refuse_missing(where: str, name: str, value: Any, known: Iterable[str]) -> 
         return
     param = f"{where}{name[:80]}"
     if name not in MISSING:
-        near = get_close_matches(name[:80], [*known, *([] if where else MISSING)], 1)
+        near = get_close_matches(name[:80], [*known, *([] if where else MISSING)], 1, _NEAR)
         did = f"; is {near[0]} meant" if near else ""
         raise RequestRefused(f"{param!a}: no such field{did}; leave it out", param=param)
     if not any((type(value) is not bool and value == neutral) or value is neutral for neutral in MISSING[name]):
