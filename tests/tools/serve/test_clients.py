@@ -1,6 +1,7 @@
 """LangChain's and LiteLLM's clients, each in its own environment: they show plain decoding's text."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -102,7 +103,8 @@ def environment(folder: Path, requirement: str) -> Path:
     python = folder / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     install = [python, "-m", "pip", "install", "--quiet", "--retries", "1", requirement]
-    done = subprocess.run(install, capture_output=True, text=True, timeout=900)
+    index = os.environ | {"PIP_NO_INDEX": "0"}  # which the other tests leave alone
+    done = subprocess.run(install, capture_output=True, text=True, timeout=900, env=index)
     if done.returncode and "after connection broken by" in done.stderr:
         pytest.skip("the package index cannot be reached")
     assert done.returncode == 0, done.stderr
