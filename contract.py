@@ -9,7 +9,7 @@ A size is a number or a letter. A letter is replaced if the step has a number fo
   path, L levels of the draws, B sequences
 * of drafts: N rows that the drafter has not seen, G rows of features that are kept, D levels, U its vocabulary, K
   candidates a level, M nodes, H width and Q rows of its states
-* of steps of any size: A rows in attention, S seen slots
+* of steps of any size: A rows in attention, S seen slots; in grouped ones E heads of such a row, Q query heads
 * of bitwise steps: I rows written, F settled blocks, O open slots, Z blocks of open tokens and Y = 1 + Z
 * J the sizes of a branch
 """
@@ -129,17 +129,21 @@ def _stacked(end: End) -> End:
 
 
 _VERIFY, _VERIFIED = (*_ROWS, *COMMIT), (*RESULTS, NEXT_BRANCH)
+_ANY_SIZE = (
+    End("rows", "int64", ("R",)),
+    End("tokens", "int64", ("T",)),
+    End("queries", "int64", (1, "A")),
+    End("results", "int64", ("T", 2)),
+    End("positions", "int64", (1, "A")),
+    End("bias", NUMBER, (1, 1, "A", "S")),
+    End("last", "int32", (1,)),
+    End("total", "int32", ()),
+)
+# Of `draftwood.kernels.rows_attention` with heads as rows.
+_GROUPED = {"queries": (1, "A", "E", 2), "results": ("T", "Q", 3)}
 TAKES: dict[GraphKind, tuple[End, ...]] = {
-    "step": (
-        End("rows", "int64", ("R",)),
-        End("tokens", "int64", ("T",)),
-        End("queries", "int64", (1, "A")),
-        End("results", "int64", ("T", 2)),
-        End("positions", "int64", (1, "A")),
-        End("bias", NUMBER, (1, 1, "A", "S")),
-        End("last", "int32", (1,)),
-        End("total", "int32", ()),
-    ),
+    "step": _ANY_SIZE,
+    "grouped": tuple(end._replace(shape=_GROUPED.get(end.name, end.shape)) for end in _ANY_SIZE),
     "bitwise": (
         End("tokens", "int64", ("T",)),
         End("positions", "int64", ("T",)),
@@ -169,7 +173,7 @@ TAKES: dict[GraphKind, tuple[End, ...]] = {
     ),
 }
 GIVES: dict[GraphKind, tuple[End, ...]] = {
-    **dict.fromkeys(("step", "bitwise", "prefill"), RESULTS),
+    **dict.fromkeys(("step", "grouped", "bitwise", "prefill"), RESULTS),
     **dict.fromkeys(("decode", "verify", "texts"), _VERIFIED),
     "accept": (*_DRAWN, _PATH_FEATURES),
     "accept-texts": (*map(_stacked, _DRAWN), _PATH_FEATURES),
@@ -185,7 +189,7 @@ GIVES: dict[GraphKind, tuple[End, ...]] = {
     ),
 }
 # Kinds of several sequences that have for each what the graph of one has; the step's results are of all rows together.
-REPEATED: dict[GraphKind, GraphKind] = {"batch": "step", "draft-texts": "draft"}
+REPEATED: dict[GraphKind, GraphKind] = {"batch": "grouped", "draft-texts": "draft"}
 
 
 def names_of(ends: Iterable[End], parts: Collection[str] = (), texts: int = 1) -> list[str]:
@@ -241,7 +245,7 @@ def texts_signature(single: StepSignature, texts: int) -> StepSignature:
     """The signature for so many texts at once, made from that for one. Every text has its own inputs and outputs, and
     the caches of all come last. Logits, choices and features of a step are those of all rows together."""
     every = [str(text) for text in range(texts)]
-    together = [spec for spec in single.outputs if single.kind == "step" and spec.name in names_of(RESULTS)]
+    together = [spec for spec in single.outputs if single.kind == "grouped" and spec.name in names_of(RESULTS)]
 
     def of_all(specs: Iterable[TensorSignature], caches: Container[str]) -> list[TensorSignature]:
         each = [spec for spec in specs if spec not in together]
@@ -250,7 +254,7 @@ def texts_signature(single: StepSignature, texts: int) -> StepSignature:
 
     return StepSignature(
         name=f"{single.name}-b{texts}",
-        kind="batch" if single.kind == "step" else "draft-texts",
+        kind="batch" if single.kind == "grouped" else "draft-texts",
         rows=single.rows,
         slots=single.slots,
         inputs=tuple(of_all(single.inputs, single.aliases.values())),

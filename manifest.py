@@ -18,7 +18,7 @@ from draftwood.files import open_regular, read_regular
 from draftwood.planned import Count, FrozenFields, Name, Planning, Size
 from draftwood.planned import Gear as Gear
 
-SCHEMA_VERSION = 18
+SCHEMA_VERSION = 19
 MANIFEST_FILE = "manifest.json"
 # A text in which tokens are looked up besides each text's own, if one was given; 0.5 KB a token when opened.
 CORPUS_FILE = "lookup/corpus.txt"
@@ -48,6 +48,7 @@ GraphKind = Literal[
     "draft-texts",
     "whole",
     "step",
+    "grouped",
     "batch",
     "texts",
     "accept-texts",

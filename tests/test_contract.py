@@ -6,7 +6,7 @@ from draftwood.compiler.steps.step import signed
 from draftwood.contract import GIVES, TAKES, End, ends_of, lives, names_of, pooled_signature, tensors, texts_signature
 from draftwood.manifest import StepSignature
 
-SIZES = dict.fromkeys("TRXVWPLNGDUKMQHB", 3) | {"J": (2, 5)}
+SIZES = dict.fromkeys("TRXVWPLNGDUKMQHBE", 3) | {"J": (2, 5)}
 PARTS = ("draws", "features", "cached", "noise", "ranked", "drafts")
 
 
@@ -17,7 +17,7 @@ def step(kind: str, texts: int = 1) -> StepSignature:
 @pytest.mark.parametrize("kind", TAKES)
 def test_every_input_and_output_is_known_by_name(kind: str) -> None:
     one = step(kind, 2 if kind in ("texts", "accept-texts") else 1)
-    forms = {"step": [texts_signature], "draft": [texts_signature, pooled_signature]}
+    forms = {"grouped": [texts_signature], "draft": [texts_signature, pooled_signature]}
     every = [form(one, 3) for form in forms.get(kind, ())]
     for signature in (one, *every):
         assert {spec.name for spec in (*signature.inputs, *signature.outputs)} <= ends_of(signature).keys()

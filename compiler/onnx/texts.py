@@ -180,12 +180,14 @@ class _Repeated:
 def _rows_axis(node: ir.Node, row_inputs: Sequence[ir.Value], axes: Sequence[int]) -> int | None:
     """Along which axis its outputs have the rows of its inputs, which are the same; None if the node does not do
     the same to every row."""
+    weights = [value for value in node.inputs if value is not None and value not in row_inputs]
+    if node.op_type == "Reshape":  # a 0 keeps an axis, also one whose size is not known
+        return axes[0] if _numbers(weights)[: axes[0] + 1] == [0] * (axes[0] + 1) else None
     sizes = [_sizes(value) for value in row_inputs]
     if not all(sizes):
         return None
     if node.op_type == "RotaryEmbedding":  # of [1, rows, width], and tables of as many rows
         return 1 if [len(size) for size in sizes] == [3, 2, 2] and list(axes) == [1, 0, 0] else None
-    weights = [value for value in node.inputs if value is not None and value not in row_inputs]
     rows = {size[axis] for size, axis in zip(sizes, axes, strict=True)}
     if len(rows) != 1 or None in rows:
         return None
@@ -210,8 +212,6 @@ def _same_for_rows(
     if node.op_type in _REDUCTIONS:
         axes = _numbers(weights)
         return bool(axes) and all(reduced % rank > axis for reduced in axes)
-    if node.op_type == "Reshape":  # a 0 keeps an axis
-        return _numbers(weights)[: axis + 1] == [0] * (axis + 1)
     along = _along(node) % rank
     if node.op_type == "Concat":  # a weight among what is joined would have its own rows
         return not weights and along != axis

@@ -1,10 +1,14 @@
-"""One step of any size on a CPU: prefill, decode and verify in one graph with run-time shapes.
+"""Steps of any size on a CPU: prefill, decode and verify in one graph with run-time shapes.
 
-Several texts share a launch of a graph that `draftwood.compiler.onnx.texts` makes of it. The bound buffers say which
+One form has all query heads of a row next to each other. The grouped form has those that share keys as rows, so that
+few rows of a long text read its keys once instead of once for each head. Rows have the same bits in both. Several texts
+share a launch of a graph that `draftwood.compiler.onnx.texts` makes of the grouped form. The bound buffers say which
 texts; nothing is copied. A text may have as many rows as it likes.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from draftwood.compiler.steps.step import Step, signed
 from draftwood.compiler.steps.teacher import TeacherStep, any_caches, teacher_sizes
@@ -18,7 +22,7 @@ _EXAMPLES = {"R": 4, "T": 5, "A": 6, "S": 40, "C": 128}
 
 
 class CpuStep(TeacherStep):
-    """Prefill, decode and verify of any size in one graph with run-time shapes, for onnxruntime."""
+    """A step of either form, for onnxruntime."""
 
     def forward(self, rows, tokens, queries, results, positions, bias, last, total, *caches):  # type: ignore[no-untyped-def]
         appended = Appended(queries, results, positions, bias, last, total)
@@ -26,6 +30,17 @@ class CpuStep(TeacherStep):
 
 
 def cpu_step(decoder: Decoder, dtype: str = "float32") -> Step:
-    """The graph with run-time sizes that onnxruntime serves every gear with."""
-    signature = signed("step", "step", teacher_sizes(decoder), any_caches(decoder.config.buffers), dtype=dtype)
+    """The step for prompts and large trees."""
+    return _step("step", decoder, dtype)
+
+
+def grouped_step(decoder: Decoder, dtype: str = "float32") -> Step:
+    """The step for few rows, with query heads as rows."""
+    return _step("grouped", decoder, dtype)
+
+
+def _step(kind: Literal["step", "grouped"], decoder: Decoder, dtype: str) -> Step:
+    config = decoder.config
+    sizes = {**teacher_sizes(decoder), "E": 3 * config.kv_heads, "Q": config.heads}
+    signature = signed(kind, kind, sizes, any_caches(config.buffers), dtype=dtype)
     return Step(CpuStep(decoder, "cpu", 0), signature, dict(_EXAMPLES))

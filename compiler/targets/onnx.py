@@ -6,7 +6,7 @@ from pathlib import Path
 
 from draftwood import manifest as m
 from draftwood.compiler.onnx.weights import write_weights
-from draftwood.compiler.steps.any_size import cpu_step
+from draftwood.compiler.steps.any_size import cpu_step, grouped_step
 from draftwood.compiler.steps.bitwise import bitwise_step
 from draftwood.compiler.steps.short import ShortStep, Unlike, shortened
 from draftwood.compiler.steps.step import Step, StepSizes
@@ -28,7 +28,7 @@ SHARED_ROWS = 32
 
 
 class OnnxTarget(Target):
-    """One graph with run-time sizes that a CPU serves every gear with, and static graphs of every gear."""
+    """Graphs with run-time sizes that a CPU serves every gear with, and static graphs of every gear."""
 
     name = "onnx"
     modes = ("copy",)
@@ -94,7 +94,8 @@ class OnnxTarget(Target):
 
     def _teacher_steps(self, shapes: Shapes, decoder: Decoder, sizes: StepSizes) -> list[Step]:
         """With run-time sizes, and static."""
-        steps = [cpu_step(decoder, sizes.dtype), *static_steps(shapes, sizes, decoder)]
+        steps = [form(decoder, sizes.dtype) for form in (cpu_step, grouped_step)]
+        steps += static_steps(shapes, sizes, decoder)
         return steps + [bitwise_step(decoder, sizes.dtype)] * shapes.bitwise
 
 
@@ -102,4 +103,4 @@ def _shares(step: m.StepSignature, texts: int) -> bool:
     """Whether there is a graph that steps or drafts for that many texts: no draft if their trees have many rows."""
     nodes = next((spec.shape[0] for spec in step.outputs if spec.name == "drafted"), 0)
     drafts = step.kind == "draft" and not step.slots and texts * (int(nodes) + 1) <= SHARED_ROWS
-    return drafts or step.kind == "step"
+    return drafts or step.kind == "grouped"

@@ -277,6 +277,8 @@ def _sizes(graph: GraphSignature, manifest: Manifest) -> Sizes:
     if graph.kind in ("draft", "extend"):  # of a draft's tree see `_draft`
         return sizes | ({"N": rows} if rows else {})
     sizes |= {"V": dims.vocabulary, "P": dims.path_rows, "L": dims.path_rows * graph.batch}
+    if graph.kind == "grouped" and (buffers := manifest.teacher.buffers):
+        sizes |= {"E": 3 * buffers[0].heads, "Q": dims.heads}
     if graph.static:
         kept_rows = dims.path_rows if drafter and drafter.buffers else 1  # one without caches reads a path's last row
         sizes |= {"B": graph.batch, "T": rows, "M": rows - 1, "G": kept_rows}

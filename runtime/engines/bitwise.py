@@ -54,7 +54,7 @@ class BitwiseEngine(CpuEngine):
     def _with_company(self, lines: list[TextRows]) -> list[TextRows]:
         return lines
 
-    def _bind_attention(self, bind: Bindings, text: str, line: TextRows, before: Before) -> None:
+    def _bind_attention(self, bind: Bindings, text: str, line: TextRows, before: Before, grouped: bool) -> None:
         kv = line.kv
         assert isinstance(kv, BlockKvCache)
         rows, settled = len(line.depths_T), kv.settled

@@ -1,14 +1,15 @@
-"""The engine that decodes on a CPU: one graph with run-time sizes serves prefill, decode and every tree.
+"""The engine that decodes on a CPU: graphs with run-time sizes serve prefill, decode and every tree.
 
-A bundle may have more such graphs, each for so many texts: those share the products with the weights. A launch takes
-the smallest that has room for its texts; a place that is left over computes one row, which nobody reads.
+One is for many rows of a text. The others have query heads as rows, for few rows of a text or of several, which share
+the products with the weights. A launch takes the smallest that has room for its texts; a place that is left over
+computes one row, which nobody reads. A row has the same bits in each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -25,9 +26,12 @@ from draftwood.runtime.speculation.kv_cache import KvCache
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
 
-# T new rows of a text, A of them in attention, S = slots seen, R rows with logits, F features
+# T new rows of a text, A rows in attention, S = slots seen, R rows with logits, F features, N query heads, K key/value
+# heads, G = N / K, E = 3 K heads of a row in attention that has query heads as rows
 
 PREFILL_ROWS = 256  # tokens of a prefill step: past that a larger one is no faster
+# Query heads as rows are faster for few rows, and for more of a long text: docs/results/speed.md.
+FEW_ROWS, TOKENS_A_ROW = 4, 128
 PROBED = 4  # tokens of a text by which it is found out what a row's bits depend on
 # onnxruntime's attention takes rows in blocks of twice a head's width, or fewer where a cache is small, but never of
 # less than this; a last block of one row is summed in another order than rows that stand together.
@@ -51,9 +55,33 @@ class Before(NamedTuple):
     rows: int = 0
     attended: int = 0
 
-    def past(self, line: TextRows) -> Before:
+    def past(self, line: TextRows, group: int) -> Before:
         rows = len(line.tokens_T)
-        return Before(self.rows + rows, self.attended + attended(rows))
+        return Before(self.rows + rows, self.attended + attended(rows * group))
+
+
+class Places(NamedTuple):
+    """A text's rows in attention with query heads as rows: ``row_A`` are the text's, the other fields the graph's
+    inputs. Heads stand side by side, each with all rows; the first has the keys and values that the cache keeps."""
+
+    row_A: NDArray[np.int64]
+    queries_1AE2: NDArray[np.int64]
+    results_TN3: NDArray[np.int64]
+
+
+@lru_cache(maxsize=1024)
+def places(rows: int, kv_heads: int, group: int, before: Before) -> Places:
+    """The places of so many rows after those ``before`` them."""
+    head_A, row_A = np.divmod(np.minimum(np.arange(attended(rows * group)), rows * group - 1), rows)
+    key_K, heads = np.arange(kv_heads), kv_heads * group
+    keys_AK, values_AK = (np.broadcast_to(heads + at + key_K, (len(row_A), kv_heads)) for at in (0, kv_heads))
+    head_AE = np.concatenate((key_K * group + head_A[:, None], keys_AK, values_AK), 1)
+    queries_AE2 = np.stack((np.broadcast_to(before.rows + row_A[:, None], head_AE.shape), head_AE), -1)
+    results_TN3 = np.zeros((rows, heads, 3), np.int64)
+    key_N, group_N = np.divmod(np.arange(heads), group)
+    results_TN3[..., 1] = before.attended + group_N * rows + np.arange(rows)[:, None]
+    results_TN3[..., 2] = key_N
+    return Places(row_A, queries_AE2[None], results_TN3)
 
 
 def attended(rows: int) -> int:
@@ -69,12 +97,17 @@ class CpuEngine(Engine):
     prefill_rows = PREFILL_ROWS
 
     def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
-        dims, graph = bundle.manifest.dims, bundle.graph(self.graph_name)
+        dims = bundle.manifest.dims
+        self._graph = graph = bundle.graph(self.graph_name)
         self._threads = opening.threads
         graphs = [each for each in bundle.manifest.graphs_of("onnx") if not each.slots]
-        # By texts; those for several are opened when they are first needed.
-        self._batches = {1: graph} | {each.batch: each for each in graphs if each.kind == "batch" and not self.bitwise}
-        self._opened: dict[int, Bindings] = {}
+        # By texts, with query heads as rows; those for several are opened when they are first needed.
+        self._batches = {1: graph if self.bitwise else bundle.graph("grouped")}
+        self._batches |= {each.batch: each for each in graphs if each.kind == "batch" and not self.bitwise}
+        self._kv_heads = bundle.manifest.teacher.buffers[0].heads
+        self._group = 1 if self.bitwise else dims.heads // self._kv_heads
+        self._tail = attended(self._group * max(FEW_ROWS, dims.branch_rows + 1))
+        self._opened: dict[str, Bindings] = {}
         self._opening = Turns()
         self.max_batch, self.batches = max(self._batches), tuple(sorted(self._batches))[1:]
         self._drafts = OnnxExecutor(bundle, opening.threads)
@@ -83,7 +116,9 @@ class CpuEngine(Engine):
         drafts = [each for each in graphs if each.kind in ("draft", "extend")]
         with ThreadPoolExecutor(1, "draftwood-drafts") as apart:  # each opening takes one processor
             opened = [apart.submit(self._drafts.open, each) for each in drafts]
-            self._bindings(1)
+            self._bindings(graph)
+            if self._group > 1:
+                self._bindings(self._batches[1])
         for each in opened:
             each.result()
         rows = (dims.branch_rows + 1) * self.max_batch
@@ -102,7 +137,7 @@ class CpuEngine(Engine):
         self._vacant: TextRows | None = None
 
     def new_kv(self, slots: int) -> KvCache:
-        return KvCache(self.bundle.manifest.teacher.buffers, slots)
+        return KvCache(self.bundle.manifest.teacher.buffers, slots, self._tail)
 
     def chunk(self, state: SequenceState, left: int) -> int:
         return min(left, self.prefill_rows)
@@ -155,7 +190,7 @@ class CpuEngine(Engine):
 
     def make_ready(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
         if len(states) > 1:  # those for one are open
-            self._bindings(self._size(len(states)))
+            self._bindings(self._batches[self._size(len(states))])
             for graph, _ in self.drafting.launches(states, gears):
                 if graph is not None:
                     self._drafts.open(graph)
@@ -166,19 +201,35 @@ class CpuEngine(Engine):
 
     def _run(self, lines: list[TextRows]) -> list[TeacherOutput]:
         """One launch, whose rows have the bits that they have in any other."""
+        if len(lines) > 1 and not all(map(self._groups, lines)):
+            return [_copied(output) for line in lines for output in self._run([line])]
         outputs = self._launch(self._with_company(lines))
         return [
             output._replace(features_RF=output.features_RF[: len(line.tokens_T)])  # without an idle row
             for output, line in zip(outputs, lines, strict=True)
         ]
 
+    def _groups(self, line: TextRows) -> bool:
+        """Whether the operator takes heads as rows. In a text without tokens it counts positions row by row, and it has
+        none for rows beyond the context."""
+        rows = attended(len(line.tokens_T) * self._group)
+        return 0 < line.kv.length <= self.bundle.manifest.dims.context + 1 - rows
+
+    def _graph_for(self, lines: list[TextRows]) -> GraphSignature:
+        if len(lines) > 1:
+            return self._batches[self._size(len(lines))]
+        line, dims = lines[0], self.bundle.manifest.dims
+        rows = max(FEW_ROWS, min(dims.branch_rows, line.kv.length // TOKENS_A_ROW))
+        faster = self._group > 1 and len(line.tokens_T) <= rows
+        return self._batches[1] if faster and self._groups(line) else self._graph
+
     def _launch(self, lines: list[TextRows]) -> list[TeacherOutput]:
-        texts = self._size(len(lines))
-        bind, placed = self._bindings(texts), lines + [self._nobody()] * (texts - len(lines))
-        before = Before()
+        graph = self._graph_for(lines)
+        bind, placed = self._bindings(graph), lines + [self._nobody()] * (graph.batch - len(lines))
+        before, grouped = Before(), graph is not self._graph
         for number, line in enumerate(placed):
-            self._bind(bind, str(number) if texts > 1 else "", line, before)
-            before = before.past(line)
+            self._bind(bind, str(number) if graph.batch > 1 else "", line, before, grouped)
+            before = before.past(line, self._group if grouped else 1)
         count = sum(len(line.rows_R) for line in placed)
         features = self._features[: sum(len(line.tokens_T) for line in placed) if self._all_rows else count]
         bind.output("logits", self._logits_RV[:count])
@@ -197,49 +248,76 @@ class CpuEngine(Engine):
             row, feature = row + count, feature + read
         return steps
 
-    def _bindings(self, texts: int) -> Bindings:
-        """The graph for so many texts, opened."""
-        if texts not in self._opened:
+    def _bindings(self, graph: GraphSignature) -> Bindings:
+        """A graph, opened."""
+        if graph.name not in self._opened:
             with self._opening:
-                if texts not in self._opened:
-                    graph: GraphSignature = self._batches[texts]
-                    self._opened[texts] = SessionBindings(session(self.bundle, graph, self._threads), graph)
-        return self._opened[texts]
+                if graph.name not in self._opened:
+                    self._opened[graph.name] = SessionBindings(session(self.bundle, graph, self._threads), graph)
+        return self._opened[graph.name]
 
     def _nobody(self) -> TextRows:
         """A place that no text has taken."""
         if self._vacant is None:
-            kv, single = KvCache(self.bundle.manifest.teacher.buffers, 2), self._order[:1]
+            kv, single = self.new_kv(2), self._order[:1]
             self._vacant = TextRows(kv, single, single, single[:0], None)
         return self._vacant
 
-    def _bind(self, bind: Bindings, text: str, line: TextRows, before: Before) -> None:
+    def _bind(self, bind: Bindings, text: str, line: TextRows, before: Before, grouped: bool) -> None:
         """One text's inputs to a launch; its rows are counted after those ``before`` it."""
         bind.input(text_name(text, "rows"), before.rows + line.rows_R)
         bind.input(text_name(text, "tokens"), line.tokens_T)
-        self._bind_attention(bind, text, line, before)
+        self._bind_attention(bind, text, line, before, grouped)
 
-    def _bind_attention(self, bind: Bindings, text: str, line: TextRows, before: Before) -> None:
-        """The caches, and what the new rows see of them.
+    def _bind_attention(self, bind: Bindings, text: str, line: TextRows, before: Before, grouped: bool) -> None:
+        """The caches, and what the new rows see of them."""
+        inputs = self._of_heads(line, before) if grouped else self._of_rows(line, before)
+        seen = inputs["bias"].shape[-1]
+        for name, array in inputs.items():
+            bind.input(text_name(text, name), array)
+        bind.input(text_name(text, "last"), np.array([seen - 1], np.int32))
+        bind.input(text_name(text, "total"), np.array(seen, np.int32))
+        bind.caches(self._names[text], line.kv.buffers)
+
+    def _of_rows(self, line: TextRows, before: Before) -> dict[str, NDArray]:
+        """Inputs of the attention of whole rows.
 
         A row that attention would sum alone occurs twice, the second time at the slot that the next launch writes.
         """
-        kv, rows = line.kv, len(line.tokens_T)
+        length, rows = line.kv.length, len(line.tokens_T)
         count = attended(rows)
-        seen = kv.length + count
-        bias_11AS = np.zeros((1, 1, count, seen), np.float32)
+        bias_AS = np.zeros((count, length + count), np.float32)
         # Columns before the branch are text that every row sees; in it a row sees its path.
         if line.mask_TT is not None:
-            bias_11AS[0, 0, :rows, kv.length : kv.length + rows][~line.mask_TT] = MASKED
+            bias_AS[:rows, length : length + rows][~line.mask_TT] = MASKED
         results_T2 = np.zeros((rows, 2), np.int64)
         results_T2[:, 1] = before.attended + self._order[:rows]
-        queries_1A = before.rows + np.minimum(self._order[None, :count], rows - 1)
-        positions_1A = np.full((1, count), kv.length + rows, np.int64)
-        positions_1A[0, :rows] = kv.length + line.depths_T
-        bind.input(text_name(text, "queries"), queries_1A)
-        bind.input(text_name(text, "results"), results_T2)
-        bind.input(text_name(text, "positions"), positions_1A)
-        bind.input(text_name(text, "bias"), bias_11AS)
-        bind.input(text_name(text, "last"), np.array([seen - 1], np.int32))
-        bind.input(text_name(text, "total"), np.array(seen, np.int32))
-        bind.caches(self._names[text], kv.buffers)
+        positions_A = np.full(count, length + rows, np.int64)
+        positions_A[:rows] = length + line.depths_T
+        return {
+            "queries": before.rows + np.minimum(self._order[None, :count], rows - 1),
+            "results": results_T2,
+            "positions": positions_A[None],
+            "bias": bias_AS[None, None],
+        }
+
+    def _of_heads(self, line: TextRows, before: Before) -> dict[str, NDArray]:
+        """Inputs of the attention that has query heads as rows. It writes more than the text's own rows; nobody sees
+        that."""
+        length, rows = line.kv.length, len(line.tokens_T)
+        row_A, queries_1AE2, results_TN3 = places(rows, self._kv_heads, self._group, before)
+        mask_TT = np.tri(rows, dtype=np.bool_) if line.mask_TT is None else line.mask_TT
+        bias_AS = np.zeros((len(row_A), length + len(row_A)), np.float32)
+        bias_AS[:, length + rows :] = MASKED
+        bias_AS[:, length : length + rows][~mask_TT[row_A]] = MASKED
+        return {
+            "queries": queries_1AE2,
+            "results": results_TN3,
+            "positions": (length + line.depths_T[row_A])[None],
+            "bias": bias_AS[None, None],
+        }
+
+
+def _copied(output: TeacherOutput) -> TeacherOutput:
+    """Results that the next launch leaves alone."""
+    return TeacherOutput(output.logits_RV.copy(), output.choice_R.copy(), output.features_RF.copy())

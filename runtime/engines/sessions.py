@@ -26,7 +26,7 @@ NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.f
 # exact.
 _EXACT = {"avx_vnni", "avx512_vnni", "amx_int8"}
 # Kinds of graphs that multiply several rows at every step.
-_OF_ROWS = {"step", "batch", "bitwise", "verify", "draft", "draft-texts"}
+_OF_ROWS = {"step", "grouped", "batch", "bitwise", "verify", "draft", "draft-texts"}
 
 
 def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.InferenceSession:
@@ -48,7 +48,7 @@ def session_options(bundle: Bundle, graph: GraphSignature, threads: int | None) 
     layout, or each launch would make it anew. Static graphs, one for every tree, do so unless the weights are large.
     All other sessions share one memory map, unless the teacher's weights are packed.
     """
-    options = pool_options(threads, spins=graph.kind in ("step", "batch", "bitwise"))
+    options = pool_options(threads, spins=graph.kind in ("step", "grouped", "batch", "bitwise"))
     if bundle.manifest.int8 and products_saturate():
         options.add_session_config_entry("session.x64quantprecision", "1")
     laid_out = graph.kind in _OF_ROWS and not (graph.slots and _is_large(bundle))

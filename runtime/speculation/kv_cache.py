@@ -48,20 +48,21 @@ class KvCache:
     """Buffers in the host's memory, and the bookkeeping of committed rows.
 
     ``buffers`` holds an array [K, C, D] for each of the teacher's; slot C - 1 is spare. Those of one size are parts of
-    one array, so that a commit is one copy. ``length`` counts committed tokens, ``open_rows`` the rows of the branch.
+    one array, so that a commit is one copy. After slot C - 1 they have ``tail`` more, which a launch may write and no
+    other reads. ``length`` counts committed tokens, ``open_rows`` the rows of the branch.
     """
 
     # The place among the caches of several texts that lie together, if they do.
     place: Any = None
 
-    def __init__(self, rows: Sequence[TokenRows], slots: int) -> None:
-        self.rows = tuple(rows)
+    def __init__(self, rows: Sequence[TokenRows], slots: int, tail: int = 0) -> None:
+        self.rows, self._tail = tuple(rows), tail
         self.length = self.open_rows = 0
         self.buffers = self._zeroed(slots)
 
     def _zeroed(self, slots: int) -> list[Buffer]:
-        """Empty buffers of so many slots."""
-        shapes = [self._shape(rows, slots) for rows in self.rows]
+        """Empty buffers of so many slots and the tail."""
+        shapes = [self._shape(rows, slots + self._tail) for rows in self.rows]
         stacks = {shape: host_zeros((count, *shape)) for shape, count in Counter(shapes).items()}
         self._stacks: list[NDArray[np.float32]] = list(stacks.values())
         parts = {shape: iter(stack) for shape, stack in stacks.items()}
@@ -78,7 +79,7 @@ class KvCache:
     @property
     def slots(self) -> int:
         """C, the spare slot counted."""
-        return int(self.buffers[0].shape[1])
+        return int(self.buffers[0].shape[1]) - self._tail
 
     @property
     def bytes(self) -> int:

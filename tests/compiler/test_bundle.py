@@ -25,7 +25,7 @@ from draftwood.trees import Topology
 from draftwood.trees.frozen import thaw
 
 PLAIN = ("plain", Topology.plain())
-GRAPHS = ["step", "prefill-t32-kv128", "decode-kv128", "verify-t7-kv128", "draft"]
+GRAPHS = ["step", "grouped", "prefill-t32-kv128", "decode-kv128", "verify-t7-kv128", "draft"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -76,7 +76,7 @@ def test_with_a_drafter(built: Any) -> None:
 def test_without_a_drafter(bare: tuple[Path, BuildRequest, Manifest]) -> None:
     folder, request, manifest = bare
     assert manifest.drafter is None and not manifest.tokenizer and not (folder / "tokenizer").exists()
-    assert {graph.kind for graph in manifest.graphs_of("onnx")} == {"step", "prefill", "decode"}
+    assert {graph.kind for graph in manifest.graphs_of("onnx")} == {"step", "grouped", "prefill", "decode"}
     assert [gear.name for gear in manifest.gears] == ["plain-kv128", "plain-kv256"]
     assert manifest.teacher.digest == Checkpoint.open(request.model).digest()
     assert manifest.dims.context == 255

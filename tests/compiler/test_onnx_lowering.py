@@ -38,6 +38,7 @@ SIZES = StepSizes(branch_rows=7, path_rows=4)
 RAGGED = tensorize(Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]))
 PLAIN = tensorize(Topology.plain())
 STATIC = ("prefill-t32-kv128", "decode-kv128", "verify-t7-kv128")
+ANY_SIZE = ("step", "grouped")
 
 
 @pytest.fixture(scope="module")
@@ -200,20 +201,20 @@ def test_draft_graph(steps: dict[str, Step], session: Callable) -> None:
     assert_equal(both(steps["draft"], session("draft"), inputs))
 
 
-@pytest.mark.parametrize("name", [*STATIC, "step", "draft"])
+@pytest.mark.parametrize("name", [*STATIC, *ANY_SIZE, "draft"])
 def test_the_file_is_valid_opset_18(built: Any, name: str) -> None:
     path = built.folder / "onnx" / f"{name}.onnx"
-    onnx.checker.check_model(str(path), full_check=name != "step")  # onnx infers no shapes of contrib operators
+    onnx.checker.check_model(str(path), full_check=name not in ANY_SIZE)  # onnx infers no shapes of contrib operators
     model = onnx.load(path, load_external_data=False)
     domains = {entry.domain: entry.version for entry in model.opset_import}
-    assert domains == ({"": 18, "com.microsoft": 1} if name == "step" else {"": 18})
+    assert domains == ({"": 18, "com.microsoft": 1} if name in ANY_SIZE else {"": 18})
     assert not model.functions
     contrib = {node.op_type for node in model.graph.node if node.domain}
     own = {"GroupQueryAttention", "SkipSimplifiedLayerNormalization", "QuickGelu"}
-    assert contrib == (own if name == "step" else set())
+    assert contrib == (own if name in ANY_SIZE else set())
 
 
-@pytest.mark.parametrize("name", [*STATIC, "step", "draft"])
+@pytest.mark.parametrize("name", [*STATIC, *ANY_SIZE, "draft"])
 def test_names_and_shapes_are_the_signature(built: Any, name: str) -> None:
     model = onnx.load(built.folder / "onnx" / f"{name}.onnx", load_external_data=False)
     signature = next(graph for graph in built.manifest.graphs_of("onnx") if graph.name == name)
@@ -248,13 +249,13 @@ def test_the_symbolic_graph_writes_in_its_attention(built: Any) -> None:
     assert sum(set(node.input) & {c.removesuffix(".out") for c in caches} != set() for node in graph.node) == 2
 
 
-@pytest.mark.parametrize("name", [*STATIC, "step", "draft"])
+@pytest.mark.parametrize("name", [*STATIC, *ANY_SIZE, "draft"])
 def test_weights_are_referred_to_not_stored(built: Any, name: str) -> None:
     graph = onnx.load(built.folder / "onnx" / f"{name}.onnx", load_external_data=False).graph
     outside = [tensor for tensor in graph.initializer if tensor.external_data]
     inside = [tensor for tensor in graph.initializer if not tensor.external_data]
     inside += [attribute.t for node in graph.node for attribute in node.attribute if attribute.HasField("t")]
-    halves = [[128, 8]] * 2 if name == "step" else []  # of tables that are small, as here, the half that is read
+    halves = [[128, 8]] * 2 if name in ANY_SIZE else []  # of tables that are small, as here, the half that is read
     assert [list(t.dims) for t in inside if t.data_type == onnx.TensorProto.FLOAT and np.prod(t.dims) > 1] == halves
     content = (built.folder / "onnx" / "weights.safetensors").read_bytes()
     weights = built.decoder.state_dict() | built.heads.state_dict()
@@ -268,7 +269,7 @@ def test_weights_are_referred_to_not_stored(built: Any, name: str) -> None:
     assert len(outside) == (9 if name == "draft" else len(built.decoder.state_dict()) - len(halves))
 
 
-@pytest.mark.parametrize("name", [*STATIC, "step", "draft"])
+@pytest.mark.parametrize("name", [*STATIC, *ANY_SIZE, "draft"])
 def test_no_trace_of_the_builder(built: Any, name: str) -> None:
     content = (built.folder / "onnx" / f"{name}.onnx").read_bytes()
     # Lines of this package, below its own folder, are no such trace.
@@ -276,7 +277,7 @@ def test_no_trace_of_the_builder(built: Any, name: str) -> None:
         assert word not in content, word
 
 
-@pytest.mark.parametrize("name", [*STATIC, "step", "draft"])
+@pytest.mark.parametrize("name", [*STATIC, *ANY_SIZE, "draft"])
 def test_nodes_are_named_by_their_lines(built: Any, name: str) -> None:
     """A refusal of a node then names its source."""
     graph = onnx.load(built.folder / "onnx" / f"{name}.onnx", load_external_data=False).graph
@@ -336,7 +337,7 @@ def test_int8_drafts_open_where_onnxruntime_makes_uint8_of_their_weights(
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "fasteagle"])
 def test_graphs_of_several_texts_multiply_with_a_weight_once(kind: str, tiny_bundles: dict[str, Path]) -> None:
     folder = tiny_bundles[kind] / "onnx"
-    several = [folder / "step-b4.onnx", *sorted(folder.glob("draft*-b4.onnx"))]
+    several = [folder / "grouped-b4.onnx", *sorted(folder.glob("draft*-b4.onnx"))]
     assert len(several) > 1
     for path in several:
         alone, four = (products(each) for each in (path.with_stem(path.stem.removesuffix("-b4")), path))
@@ -347,12 +348,12 @@ def test_a_step_of_several_texts_has_an_attention_of_each_and_orders_rows_once(t
     folder = tiny_bundles["medusa"] / "onnx"
     alone, four = (
         Counter(node.op_type for node in onnx.load(folder / name, load_external_data=False).graph.node)
-        for name in ("step.onnx", "step-b4.onnx")
+        for name in ("grouped.onnx", "grouped-b4.onnx")
     )
     layers = alone["GroupQueryAttention"]
-    assert layers == alone["GatherND"] > 1 and alone["Gather"] == layers + 3  # tokens, and logits' rows of two states
-    assert four["GroupQueryAttention"] == 4 * layers and four["Gather"] == 4 * (layers + 1) + 2
-    assert four["GatherND"] == layers  # the results of all attentions are put in order at once
+    assert layers > 1 and alone["GatherND"] == 2 * layers and alone["Gather"] == 3  # tokens, and logits' rows twice
+    assert four["GroupQueryAttention"] == 4 * layers and four["Gather"] == 4 + 2
+    assert four["GatherND"] == (4 + 1) * layers  # the results of all attentions are put in order at once
 
 
 def products(path: Path) -> int:

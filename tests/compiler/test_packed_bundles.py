@@ -179,7 +179,7 @@ def test_the_output_matrix_in_eight_bits(save_llama: Callable, tmp_path: Path) -
 def test_sums_of_blocks_are_made_once_for_several_texts(tiny_teacher: Path, tmp_path: Path) -> None:
     """Which minima are multiplied with: a third of a batch's nodes if each text had its own."""
     bundle = bundled(tiny_teacher, None, tmp_path / "bundle", TREES[:1], precision="nbits", texts=2)
-    one, both = (operators(bundle, graph)["ReduceSum"] for graph in ("step", "step-b2"))
+    one, both = (operators(bundle, graph)["ReduceSum"] for graph in ("step", "grouped-b2"))
     assert one == both > 7
 
 
@@ -207,7 +207,7 @@ def test_chains_in_batches_and_in_static_graphs(chained: Bundle) -> None:
     assert default_engine(bundle) == "cpu"
     assert_texts_alike(bundle, [3, 5, 7], 40)
     assert_texts_alike(bundle, [3, 5, 7], 20, "static")
-    assert products(bundle, "step-b2") == products(bundle, "step") and products(bundle, "step") > 7
+    assert products(bundle, "grouped-b2") == products(bundle, "step") and products(bundle, "step") > 7
     assert products(bundle, "draft-b2") == products(bundle, "draft")
     engine, options = open_engine(bundle), Options(max_new_tokens=40, ignore_eos=True)
     prompts, gear = ([3, 5, 7], [11, 13, 17, 19]), FixedTree(bundle, "chain-kv256")

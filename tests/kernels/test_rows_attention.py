@@ -1,10 +1,13 @@
 """A CPU's attention of a step's rows: the reference by hand, and onnxruntime against the reference."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from draftwood.runtime.engines.cpu import Before, places
 from draftwood.tests.exported import onnx_graph, opened
 
 # T rows, A of them in attention, N query heads, K key/value heads, D head dimension, C slots, S seen slots, P positions
@@ -47,6 +50,21 @@ class Rows(nn.Module):
         last, total = torch.tensor([kept + count - 1], dtype=torch.int32), torch.tensor(kept + count, dtype=torch.int32)
         qkv = noise(rows, (N + 2 * K) * self.dim, seed=6)
         return (qkv, *self.caches, queries, results, positions, bias, last, total)
+
+
+def with_heads_as_rows(given: tuple[Tensor, ...], rows: int) -> tuple[Tensor, ...]:
+    """The arguments of the same rows with their query heads as rows."""
+    qkv, key, value, _, _, positions, bias, _, total = given
+    kept = int(total) - bias.shape[2]
+    at = places(rows, K, N // K, Before())
+    count, row_A = len(at.row_A), torch.from_numpy(at.row_A)
+    seen = bias[0, 0, :, kept : kept + rows][row_A] == 0
+    hidden = torch.full((1, 1, count, kept + count), -1e38)
+    hidden[..., :kept] = 0
+    hidden[0, 0, :, kept : kept + rows][seen & (torch.arange(rows) <= row_A[:, None])] = 0
+    last, total = (torch.tensor(size, dtype=torch.int32) for size in ([kept + count - 1], kept + count))
+    numbers = torch.from_numpy(at.queries_1AE2), torch.from_numpy(at.results_TN3)
+    return (qkv, key, value, *numbers, positions[:, row_A], hidden, last, total)
 
 
 CASES = {
@@ -94,17 +112,49 @@ def test_the_reference_is_attention_over_kept_slots_and_ancestors(dim: int, norm
 
 
 @FORMS
-def test_onnxruntime_computes_the_reference(dim: int, normed: bool) -> None:
-    layer, auto = Rows(dim, normed), torch.export.Dim.AUTO
-    example = layer.arguments([0, 0, 0, 1, 2], 9, 1)
+@pytest.mark.parametrize("case", [name for name, (_, kept, _) in CASES.items() if kept])
+def test_heads_as_rows_are_the_same_rows(dim: int, normed: bool, case: str) -> None:
+    layer, (parents, kept, _) = Rows(dim, normed), CASES[case]
+    given, rows = layer.arguments(*CASES[case]), len(parents)
+    grouped = layer(*with_heads_as_rows(given, rows))
+    for ours, wanted in zip(grouped, layer(*given), strict=True):
+        cut = slice(None) if ours.ndim == 2 else (slice(None), slice(None), slice(kept + rows))
+        np.testing.assert_allclose(ours[cut], wanted[cut], **TOLERANCE)
+
+
+def session_of(layer: Rows, example: tuple[Tensor, ...]) -> Callable[[tuple[Tensor, ...]], list[np.ndarray]]:
+    """onnxruntime's layer, for rows of any number."""
+    auto = torch.export.Dim.AUTO
     sizes = ({0: auto}, None, None, {1: auto}, {0: auto}, {1: auto}, {2: auto, 3: auto}, None, None)
     program = torch.export.export(layer, example, dynamic_shapes=(*sizes[:3], sizes[3:]))
     session = opened(onnx_graph(program, cpu=True))
-    names = [one.name for one in session.get_inputs()]
+    names = [each.name for each in session.get_inputs()]
+    return lambda given: session.run(None, {name: value.numpy() for name, value in zip(names, given, strict=True)})
+
+
+@FORMS
+def test_onnxruntime_computes_the_reference(dim: int, normed: bool) -> None:
+    layer = Rows(dim, normed)
+    computed = session_of(layer, layer.arguments([0, 0, 0, 1, 2], 9, 1))
     for case in CASES.values():
         given = layer.arguments(*case)
-        got = session.run(None, {name: value.numpy() for name, value in zip(names, given, strict=True)})
         seen = int(given[-1])  # later slots are undefined if the buffers are not shared
-        for ours, wanted in zip(got, layer(*given), strict=True):
+        for ours, wanted in zip(computed(given), layer(*given), strict=True):
             cut = slice(None) if ours.ndim == 2 else (slice(None), slice(None), slice(seen))
             np.testing.assert_allclose(ours[cut], wanted.numpy()[cut], **TOLERANCE)
+
+
+@FORMS
+def test_onnxruntime_gives_heads_as_rows_the_bits_of_whole_rows(dim: int, normed: bool) -> None:
+    """Or the text of a launch with one form would not be that of a launch with the other."""
+    layer = Rows(dim, normed)
+    example = layer.arguments([0, 0, 0, 1, 2], 9, 1)
+    whole, grouped = session_of(layer, example), session_of(layer, with_heads_as_rows(example, 5))
+    for parents in ([0], [0, 0], [0, 0, 1, 2], [0, 0, 0, 1, 2], list(range(-1, 8))[1:]):
+        rows = [max(0, parent) for parent in parents]
+        for kept in (1, 8, 11):
+            given = layer.arguments(rows, kept, int(len(rows) == 1))
+            seen = kept + len(rows)
+            for ours, wanted in zip(grouped(with_heads_as_rows(given, len(rows))), whole(given), strict=True):
+                cut = slice(None) if ours.ndim == 2 else (slice(None), slice(None), slice(seen))
+                np.testing.assert_array_equal(ours[cut].view(np.int32), wanted[cut].view(np.int32))

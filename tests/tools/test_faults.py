@@ -66,7 +66,7 @@ def test_launches_of_several_texts_are_held_to_eager_texts_alone(kind: str, tiny
     bundle = Bundle.open(tiny_bundles[kind])
     pair = Pair("cpu", EagerEngine(bundle), CpuEngine(bundle, Opening(threads=1)), TOLERANCE)
     assert pair.engine.batches == (2, 4)
-    for count, graph in ((2, "step-b2"), (3, "step-b4"), (4, "step-b4")):
+    for count, graph in ((2, "grouped-b2"), (3, "grouped-b4"), (4, "grouped-b4")):
         found = list(compare_texts(pair, count, [PROMPT, PROMPT[::-1]]))
         compared = [one for one in found if isinstance(one, Comparison)]
         drafts = [one for one in compared if one.quantity.startswith("draft")]

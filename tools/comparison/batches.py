@@ -99,7 +99,7 @@ def _random_draft(engine: Engine, gear: Gear, random: np.random.Generator) -> Dr
 def _verified(engine: Engine, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[_Found]:
     """One launch; results left on a device are read back."""
     if not isinstance(engine, StaticEngine):
-        name = f"step-b{min(size for size in engine.batches if size >= len(states))}"
+        name = f"grouped-b{min(size for size in engine.batches if size >= len(states))}"
         outputs = engine.verify(states, drafts)
         return [
             (TeacherOutput(output.logits_RV.copy(), output.choice_R.copy(), output.features_RF.copy()), name)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _ADDING = ("Add", "SkipSimplifiedLayerNormalization")
 _MOVING = ("Concat", "Gather", "Split")
-_KINDS = ("step", "batch", "bitwise", "prefill", "decode", "verify")
+_KINDS = ("step", "grouped", "batch", "bitwise", "prefill", "decode", "verify")
 
 
 def norm_names(layers: int) -> list[str]:
@@ -176,10 +176,10 @@ class TappedCpu(_Tapped, CpuEngine):
         self.taps = Taps()
         super().__init__(bundle, opening)
 
-    def _bindings(self, texts: int) -> Bindings:
-        if texts not in self._opened:
-            self._opened[texts] = TappedBindings(self.bundle, self._batches[texts], self._threads, self.taps)
-        return self._opened[texts]
+    def _bindings(self, graph: GraphSignature) -> Bindings:
+        if graph.name not in self._opened:
+            self._opened[graph.name] = TappedBindings(self.bundle, graph, self._threads, self.taps)
+        return self._opened[graph.name]
 
 
 class TappedBitwise(TappedCpu, BitwiseEngine):

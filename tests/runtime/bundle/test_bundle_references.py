@@ -63,6 +63,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "width": (lambda m: m["teacher"]["buffers"][1].update(width=2**20), "value_cache.0 .*elements"),
     "heads": (lambda m: m["teacher"]["buffers"][0].update(heads=1), "key_cache.0 .*elements"),
     "vocabulary": (lambda m: m["dims"].update(vocabulary=299), r"logits float32 \[3, 300\]; expected \[3, 299\]"),
+    "query heads": (lambda m: m["dims"].update(heads=8), r"results int64 .*expected int64 \['T', 8, 3\]"),
     "eos": (lambda m: m["teacher"].update(eos=[300]), "token 300 begins or ends a text; expected ids below 300"),
     "gear's tree": (lambda m: m["gears"][0].update(tree="nowhere"), "refers to tree 'nowhere'"),
     "gear's graph": (lambda m: m["gears"][0].update(graph="nowhere"), "graph 'nowhere', which the manifest"),

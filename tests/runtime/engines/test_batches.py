@@ -78,9 +78,9 @@ def test_texts_that_come_and_go_are_plain_texts(
 
 
 def test_a_launch_takes_the_smallest_graph_with_room(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[int] = []
+    opened: list[str] = []
     honest = engine._bindings
-    monkeypatch.setattr(engine, "_bindings", lambda texts: opened.append(texts) or honest(texts))
+    monkeypatch.setattr(engine, "_bindings", lambda graph: opened.append(graph.name) or honest(graph))
     going = decodings(engine, [Policies(engine.bundle, "plain")], 0.0)
     for text in going:
         text.start()
@@ -88,7 +88,24 @@ def test_a_launch_takes_the_smallest_graph_with_room(engine: CpuEngine, monkeypa
     for count in range(1, 6):
         advance(engine, going[:count])
     # Those of several are opened before a step is timed.
-    assert opened == [1, 2, 2, 4, 4, 4, 4, 4, 4, 1]
+    names = {1: "grouped", 2: "grouped-b2", 4: "grouped-b4"}
+    assert opened == [names[texts] for texts in (1, 2, 2, 4, 4, 4, 4, 4, 4, 1)]
+
+
+def test_texts_reach_the_end_of_the_context_together(engine: CpuEngine) -> None:
+    """Heads as rows need more slots than there are positions; the last rows of a text go without them."""
+    context = engine.bundle.manifest.dims.context
+    asked, texts = Options(max_new_tokens=40, ignore_eos=True), list[Decoding]()
+    plain, adaptive = (Policies(engine.bundle, name) for name in ("plain", "adaptive"))
+    prompts = [np.random.default_rng(at).integers(3, 200, context - 20 - at).tolist() for at in range(3)]
+    for tokens in prompts:
+        texts.append(Decoding(engine, tokens, asked, adaptive.new(True, 40)))
+        texts[-1].start()
+    while going := [text for text in texts if not text.finished]:
+        advance(engine, going)
+    for text, tokens in zip(texts, prompts, strict=True):
+        wanted = Decoding(engine, tokens, asked, plain.new(True, 40)).run()
+        assert ended(text).token_ids == wanted.token_ids and len(wanted.token_ids) >= 20
 
 
 def test_logits_do_not_depend_on_who_is_beside(engine: CpuEngine) -> None:

@@ -31,8 +31,8 @@ def test_graphs_of_several_texts_are_opened_beside_the_first_texts(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with draftwood.open(tiny_bundle, threads=1) as model:
-        engine = model.engine
-        assert isinstance(engine, CpuEngine) and engine.batches and set(engine._opened) == {1}
+        engine, single = model.engine, {"step", "grouped"}
+        assert isinstance(engine, CpuEngine) and engine.batches and set(engine._opened) == single
         answered = threading.Event()
 
         def opened_late(*given: Any) -> Any:
@@ -45,7 +45,7 @@ def test_graphs_of_several_texts_are_opened_beside_the_first_texts(
             assert model.generate("the cat sat", max_new_tokens=8).steps  # meanwhile
             answered.set()
             opening.result()
-        assert set(engine._opened) == {1, *engine.batches}
+        assert set(engine._opened) == single | {f"grouped-b{texts}" for texts in engine.batches}
         opened = dict(engine._opened)
         with ThreadPoolExecutor(engine.max_batch) as threads:
             list(threads.map(lambda seed: model.generate("the cat", seed=seed, max_new_tokens=8), range(8)))
