@@ -56,6 +56,9 @@ def test_it_builds_times_and_asks(model: Path, capsys: pytest.CaptureFixture[str
     assert main(["demo"]) == 0
     said = capsys.readouterr().out
     assert "12 of 12 answers are plain decoding's" in said and all(f"The answer to '{one}'" in said for one in SHOWN)
+    newer = bundle.folder.with_name(f"{demo.KEPT}-of-another-version")
+    newer.mkdir()
+    (newer / "manifest.json").write_text('{"schema_version": 1}')
     assert demo.bundle("demo") == bundle.folder
 
 

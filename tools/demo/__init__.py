@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
-from draftwood.errors import RequestError
+from draftwood.errors import BundleError, RequestError
 from draftwood.files import cache_home
+from draftwood.manifest import read_manifest
 
 FOLDER = Path(__file__).parent
 # SmolLM2 wherever a model is asked for, and the bundle that ``draftwood demo`` built of it wherever a bundle is.
@@ -37,14 +39,16 @@ def resolve(name: str) -> Path:
 
 
 def bundle(name: str) -> Path:
-    """The folder of a bundle: of ``demo`` the one that ``draftwood demo`` built last.
+    """The folder of a bundle: of ``demo`` the last one that ``draftwood demo`` of this version built.
 
     Raises:
         RequestError: it has built none.
     """
     if name != NAME or Path(NAME).is_dir():
         return Path(name)
-    built = [path.parent for path in (cache_home() / "draftwood").glob(f"{KEPT}-*/manifest.json")]
-    if not built:
-        raise RequestError(f"{NAME}: not built yet; draftwood demo builds it, in two minutes")
-    return max(built, key=lambda path: path.stat().st_mtime)
+    bundles = [path.parent for path in (cache_home() / "draftwood").glob(f"{KEPT}-*/manifest.json")]
+    for folder in sorted(bundles, key=lambda path: path.stat().st_mtime, reverse=True):
+        with suppress(BundleError):  # of another version, or damaged
+            read_manifest(folder)
+            return folder
+    raise RequestError(f"{NAME}: not built yet by this version; draftwood demo builds it, in two minutes")
