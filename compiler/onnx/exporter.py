@@ -82,12 +82,12 @@ _LEFT_OUT = {operator.getitem, torch.ops.aten._assert_tensor_metadata.default}
 def export(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], cpu: bool) -> ir.Model:
     """The program's graph at opset 18 as the exporter makes it, untidied; ``cpu`` allows operators that onnxruntime
     alone has."""
-    registry = _registry(cpu)
-    as_it_is = patch.object(_fx_passes, "decompose_with_registry", lambda program, registry: program)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns about torchvision on every call
+    logger.setLevel(logging.ERROR)  # it warns that there is no torchvision
     try:
+        registry = _registry(cpu)
+        as_it_is = patch.object(_fx_passes, "decompose_with_registry", lambda program, registry: program)
         quickly = patch.object(type_promotion.InsertTypePromotion, "_run", _promote)
         decomposes = nullcontext() if not _has_forms(program, registry) else as_it_is
         with warnings.catch_warnings(), _read_once(), uncompiled(), quickly, decomposes:
