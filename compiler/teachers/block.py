@@ -98,7 +98,7 @@ class Appended(NamedTuple):
     The fields are inputs of `draftwood.kernels.rows_attention`. ``queries`` [1, A] are the T rows; one of them may
     occur twice. ``positions`` [1, A] and ``bias`` [1, 1, A, S] belong to them. ``results`` [T, 2] is the place of each
     row's result. With S visible slots, ``last`` int32 [1] is S - 1 and ``total`` int32 [] is S. If heads stand as rows,
-    queries and results name heads.
+    queries are [1, A, 3 K, 2] and results [T, N, 3], as told there.
     """
 
     queries_1A: Tensor

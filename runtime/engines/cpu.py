@@ -202,7 +202,7 @@ class CpuEngine(Engine):
     def _run(self, lines: list[TextRows]) -> list[TeacherOutput]:
         """One launch, whose rows have the bits that they have in any other."""
         if len(lines) > 1 and not all(map(self._groups, lines)):
-            return [_copied(output) for line in lines for output in self._run([line])]
+            return [output.copied() for line in lines for output in self._run([line])]
         outputs = self._launch(self._with_company(lines))
         return [
             output._replace(features_RF=output.features_RF[: len(line.tokens_T)])  # without an idle row
@@ -253,8 +253,11 @@ class CpuEngine(Engine):
         if graph.name not in self._opened:
             with self._opening:
                 if graph.name not in self._opened:
-                    self._opened[graph.name] = SessionBindings(session(self.bundle, graph, self._threads), graph)
+                    self._opened[graph.name] = self._new_bindings(graph)
         return self._opened[graph.name]
+
+    def _new_bindings(self, graph: GraphSignature) -> Bindings:
+        return SessionBindings(session(self.bundle, graph, self._threads), graph)
 
     def _nobody(self) -> TextRows:
         """A place that no text has taken."""
@@ -316,8 +319,3 @@ class CpuEngine(Engine):
             "positions": (length + line.depths_T[row_A])[None],
             "bias": bias_AS[None, None],
         }
-
-
-def _copied(output: TeacherOutput) -> TeacherOutput:
-    """Results that the next launch leaves alone."""
-    return TeacherOutput(output.logits_RV.copy(), output.choice_R.copy(), output.features_RF.copy())

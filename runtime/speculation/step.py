@@ -68,6 +68,10 @@ class TeacherOutput(NamedTuple):
     choice_R: NDArray[np.int64]
     features_RF: NDArray[np.float32]
 
+    def copied(self) -> TeacherOutput:
+        """The same outputs, which the next step leaves alone."""
+        return TeacherOutput(self.logits_RV.copy(), self.choice_R.copy(), self.features_RF.copy())
+
 
 class Prefill(NamedTuple):
     """The result of a prefill: ``tokens`` is the first new one alone, the root; ``rows`` are the prompt's."""

@@ -101,10 +101,7 @@ def _verified(engine: Engine, states: Sequence[SequenceState], drafts: Sequence[
     if not isinstance(engine, StaticEngine):
         name = f"grouped-b{min(size for size in engine.batches if size >= len(states))}"
         outputs = engine.verify(states, drafts)
-        return [
-            (TeacherOutput(output.logits_RV.copy(), output.choice_R.copy(), output.features_RF.copy()), name)
-            for output in outputs
-        ]
+        return [(output.copied(), name) for output in outputs]
     texts = []
     for left, draft in zip(engine.on_device.verify(states, drafts), drafts, strict=True):
         assert left.launched is not None, "several texts are verified by launches of several"

@@ -176,10 +176,8 @@ class TappedCpu(_Tapped, CpuEngine):
         self.taps = Taps()
         super().__init__(bundle, opening)
 
-    def _bindings(self, graph: GraphSignature) -> Bindings:
-        if graph.name not in self._opened:
-            self._opened[graph.name] = TappedBindings(self.bundle, graph, self._threads, self.taps)
-        return self._opened[graph.name]
+    def _new_bindings(self, graph: GraphSignature) -> Bindings:
+        return TappedBindings(self.bundle, graph, self._threads, self.taps)
 
 
 class TappedBitwise(TappedCpu, BitwiseEngine):
