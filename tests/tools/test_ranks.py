@@ -206,6 +206,17 @@ def test_a_rank_that_is_lost_ends_all(bundle_of: Build, how: str, says: str) -> 
     )  # torchrun's own
 
 
+def test_torchrun_ends_no_rank_before_its_line() -> None:
+    """SIGTERM comes after the first rank has seen the loss, and before it has said so."""
+    program = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom draftwood.tools.reference import torchrun\n"
+        "thread = torchrun.tell_at_the_end(Path('bundle'))\ntorchrun.TOLD.acquire()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\nthread.join()\nsys.exit('draftwood: error: the loss')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "draftwood: error: the loss\n")
+
+
 def test_ranks_are_started_by_torchrun(bundle_of: Build) -> None:
     with pytest.raises(RequestError, match="torchrun did not start this process; start it as torchrun --standalone"):
         RanksEngine(bundle_of("medusa", 2))

@@ -47,7 +47,7 @@ from draftwood.tools.reference.orders import (
 # How long a rank waits in a collective for one that lives: the others may run slower, or still compile.
 PATIENCE = timedelta(minutes=10)
 # Held by the first to say why the ranks end.
-_TOLD = Lock()
+TOLD = Lock()
 # Makes the executor of a rank's graphs.
 Local = Callable[[Bundle, int], Executor]
 
@@ -209,7 +209,7 @@ class Ranks:
             if not _is_loss(error):
                 raise
             self._end.detach()
-            _TOLD.acquire()
+            TOLD.acquire()
             raise BundleError(
                 f"{self._bundle.folder}: another rank has ended, or did not come to a collective within"
                 f" {PATIENCE.seconds} s; all end; torchrun's report names the first that failed"
@@ -221,10 +221,11 @@ def _is_loss(error: Exception) -> bool:
     return isinstance(error, distributed.DistError) or "gloo" in str(error)
 
 
-def _tell_at_the_end(folder: Path) -> None:
+def tell_at_the_end(folder: Path) -> Thread:
     """Has rank 0 say in one line that torchrun ends it, which it does as soon as another has failed.
 
-    Whatever it waits for then: the line is a thread's, which Python's own handler of signals wakes.
+    Whatever it waits for then: the line is a thread's, which Python's own handler of signals wakes. With the lock
+    ``TOLD`` the main thread says its own line instead, and the thread ends.
     """
     ends, woken = os.pipe()
     os.set_blocking(woken, False)
@@ -234,12 +235,15 @@ def _tell_at_the_end(folder: Path) -> None:
     def wait() -> None:
         while os.read(ends, 1) != bytes([signal.SIGTERM]):
             pass  # another signal
-        if _TOLD.acquire(blocking=False):
-            line = "torchrun ends all ranks, for one has ended; its report names the first that failed"
+        # If the main thread has the lock, it is on its way out, and an exit here might come before its line.
+        if TOLD.acquire(blocking=False):
+            line = "torchrun ends all ranks, because one has ended; its report names the first that failed"
             os.write(2, f"draftwood: error: {folder}: {line}\n".encode())
-        os._exit(1)
+            os._exit(1)
 
-    Thread(target=wait, daemon=True).start()
+    thread = Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
 
 
 def _stop(orders: Orders) -> None:
@@ -267,7 +271,7 @@ class RanksEngine(Held, StaticEngine):
         local_rank, orders = Rank(bundle, executor), Orders()
         if rank:
             _follow(local_rank, orders, rank)
-        _tell_at_the_end(bundle.folder)
+        tell_at_the_end(bundle.folder)
         super().__init__(bundle, bundle.manifest.graphs_of("ge"), Ranks(bundle, local_rank, orders))
 
     def close(self) -> None:
