@@ -73,6 +73,11 @@ def test_its_name_is_the_model_where_one_is_asked_for(
     assert json.loads(table.read_text())["teacher"]["name"] == "model.gguf"
     assert main(["build", "demo", "--drafter", "demo-eagle4", "--out", str(tmp_path / "b")]) == 2
     assert "demo-eagle4: no drafter; expected a folder" in capsys.readouterr().err
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    assert main(["distill", "demo", "--out", str(texts), "--data", str(texts)]) == 2
+    assert main(["train", "medusa", "demo", str(texts), "--out", str(tmp_path / "heads")]) == 2
+    assert all(str(texts) in line for line in capsys.readouterr().err.splitlines())
     # A folder of that name is a folder.
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from draftwood.errors import RequestError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("teacher", type=Path, metavar="MODEL", help="the teacher's folder")
+    parser.add_argument("model", metavar="MODEL", help="teacher: a Hugging Face folder, a GGUF file, or demo")
     parser.add_argument(
         "--data", nargs="+", default=[], metavar="PATH[:TIMES]",
         help="where the prompts come from: .jsonl or .jsonl.gz files of rows with an id and a text or a list of"
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.compiler.training.teacher import training_device
+    from draftwood.tools.demo import resolve
     from draftwood.tools.training.distill import distill
     from draftwood.tools.training.rows import held_out, read_data
     from draftwood.tools.training.team import Team
@@ -41,8 +42,8 @@ def main(args: argparse.Namespace) -> int:
     device = training_device()
     with Team.join(device) as team:
         distill(
-            args.teacher, rows, args.out, rows=args.rows, own=own_prompts, new_tokens=args.max_new_tokens, team=team,
+            resolve(args.model), rows, args.out, rows=args.rows, own=own_prompts, new_tokens=args.max_new_tokens, team=team,
             device=device,
         )  # fmt: skip
-    print(f"{args.out}: written; next: draftwood train KIND {args.teacher} {args.out} --out DRAFTER")
+    print(f"{args.out}: written; next: draftwood train KIND {args.model} {args.out} --out DRAFTER")
     return 0

@@ -18,14 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help=f"one of {', '.join(kind.name for kind in kinds() if kind.options)}",
     )
-    parser.add_argument("teacher", type=Path, metavar="MODEL", help="the teacher's folder")
+    parser.add_argument("model", metavar="MODEL", help="teacher: a Hugging Face folder, a GGUF file, or demo")
     parser.add_argument("data", type=Path, metavar="TEXTS", help="the folder that draftwood distill wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for drafter, log and checkpoint")
     parser.add_argument("--steps", type=int, default=1500, help="optimiser steps (default %(default)s)")
     parser.add_argument("--minutes", type=float, metavar="M", help="train for so long instead of --steps")
     parser.add_argument("--batch-size", type=int, default=16, help="texts a step (default %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="(default %(default)s)")
-    parser.add_argument("--start", type=Path, metavar="DIR", help="a trained drafter of the kind to go on from")
+    parser.add_argument("--start", metavar="DIR", help="a trained drafter of the kind to go on from")
     _add_options(parser.add_argument_group("of a kind"), kinds())
 
 
@@ -50,6 +50,7 @@ def _add_options(group: argparse._ArgumentGroup, kinds: Iterable[Kind]) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.compiler.training.teacher import training_device
+    from draftwood.tools.demo import resolve
     from draftwood.tools.training.team import Team
     from draftwood.tools.training.trainer import train
 
@@ -60,8 +61,9 @@ def main(args: argparse.Namespace) -> int:
         raise RequestError(f"{args.data}: no such folder; write texts with draftwood distill")
     with Team.join(device) as team:
         final = train(
-            args.kind, args.teacher, args.data, args.out, steps=args.steps, minutes=args.minutes, batch=args.batch_size,
-            learning_rate=args.learning_rate, start=args.start, team=team, device=device, **options,
+            args.kind, resolve(args.model), args.data, args.out, steps=args.steps, minutes=args.minutes,
+            batch=args.batch_size, learning_rate=args.learning_rate,
+            start=resolve(args.start) if args.start else None, team=team, device=device, **options,
         )  # fmt: skip
         if team.rank == 0:
             print(_text(args.out, final))
