@@ -161,6 +161,16 @@ class TokenRows(FrozenFields, frozen=True):
         return rows * self.heads * self.width
 
 
+class UsualSampling(FrozenFields, frozen=True, omit_defaults=True):
+    """How the teacher's authors sample from it, by the names of generation_config.json; a server's defaults."""
+
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Count | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+
 class Teacher(FrozenFields, frozen=True):
     """The model whose output is reproduced; ``digest`` is the SHA-256 over its configuration and weights."""
 
@@ -171,6 +181,7 @@ class Teacher(FrozenFields, frozen=True):
     buffers: tuple[TokenRows, ...]
     # The compiler's TeacherConfig, field by field: the eager reference is rebuilt from it.
     config: dict[str, Any]
+    sampling: UsualSampling = UsualSampling()
 
 
 class Drafter(FrozenFields, frozen=True):

@@ -20,6 +20,7 @@ from draftwood.runtime.caches import Wanted
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import Asking, Policy
 from draftwood.runtime.sharing import Sharing, advance
+from draftwood.runtime.speculation.adjustment import Adjustment
 from draftwood.runtime.speculation.apart import ApartGrammar, ApartGuide
 from draftwood.runtime.speculation.constraint import Constraint
 from draftwood.runtime.speculation.guide import Guide, Guiding
@@ -49,9 +50,11 @@ class Asked(TypedDict, total=False):
     max_new_tokens: int
     # Divides the logits; 0 decodes greedily, which is the default.
     temperature: float
-    # Keep the most probable tokens: a share of their mass, a number of them; 1 and 0 keep all.
+    # Keep the most probable tokens: a share of their mass, a number of them, those of at least this share of the most
+    # probable one's probability; 1, 0 and 0 keep all.
     top_p: float
     top_k: int
+    min_p: float
     # Of all draws; a seed gives one text.
     seed: int
     # Texts before which the answer ends.
@@ -70,6 +73,11 @@ class Asked(TypedDict, total=False):
     bad_words: Sequence[str]
     min_tokens: int
     logit_bias: Mapping[int, float]
+    # Against repeating: subtracted from the logits of the answer's tokens, once or as often as they came; and a factor
+    # for those of prompt and answer.
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
     # The text ends after a stop text and not before it.
     include_stop_str_in_output: bool
 
@@ -168,6 +176,8 @@ class Decoding:
         self.last: Outcome | None = None
         if options.stop_strings and bundle.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this bundle has none; stop by token ids instead")
+        if not engine.parts.draws_here:
+            _refuse_for_device(options)
         self._ends = frozenset() if options.ignore_eos else frozenset(bundle.manifest.teacher.eos)
         self._grammar: TextGrammar | ApartGrammar | None = (
             None if options.grammar is None else _grammar(engine, options.grammar)
@@ -268,14 +278,13 @@ class Decoding:
     def _hold(self) -> None:
         """The state keeps the options, and the grammar that holds the text."""
         self.state.top, self.state.constraint = self.options.logprobs, self._constraint
-        self.state.guide, self.state.bias = self._guide(), self.options.wishes.bias()
+        self.state.guide = self._guide()
+        wishes = self.options.wishes
+        self.state.adjustment = Adjustment(wishes, self.prompt) if wishes.adjusts else None
 
     def _restriction(self) -> Constraint | None:
-        """The restriction, the grammar included; None if logits are biased alone."""
+        """The restriction, the grammar included; None if logits are adjusted alone."""
         wishes, tokenizer = self.options.wishes, self.engine.bundle.tokenizer
-        if not self.engine.parts.draws_here:
-            name = next(wish.name for wish in fields(Wishes) if getattr(wishes, wish.name))
-            raise RequestError(f"{name}: this engine draws on its device, which knows none; leave it out")
         vocabulary = self.engine.bundle.manifest.dims.vocabulary
         wishes.check(vocabulary)
         if wishes.bad_words and tokenizer is None:
@@ -439,9 +448,17 @@ def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:
     return tuple(prompt)
 
 
+def _refuse_for_device(options: Options) -> None:
+    """Refuses what draws on a device know nothing of."""
+    names = options.wishes.names()
+    names |= {name for name, asked in (("grammar", options.grammar), ("min_p", options.sampling.min_p)) if asked}
+    if names:
+        raise RequestError(
+            f"{min(names)}: this engine draws on its device, which knows none; leave it out, or take a CPU's"
+        )
+
+
 def _grammar(engine: Engine, grammar: Grammar | ApartGrammar) -> TextGrammar | ApartGrammar:
-    if not engine.parts.draws_here:
-        raise RequestError("grammar: this engine draws on its device, which knows none; leave it out, or take a CPU's")
     return grammar if isinstance(grammar, ApartGrammar) else engine.bundle.grammars.begin(grammar)
 
 

@@ -19,6 +19,7 @@ from draftwood.compiler.ranks.weights import rank_entries
 from draftwood.compiler.targets.storage import PRECISIONS
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.conversion import Precision, in_precision
+from draftwood.compiler.teachers.generation import usual_sampling
 from draftwood.errors import BundleError, CheckpointError, RequestError
 
 # Fields of the configuration in which a checkpoint may differ from the bundle's.
@@ -74,7 +75,7 @@ def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
     written = {graph_set.weights: m.list_file(folder / graph_set.weights) for graph_set in sets}
     bound = msgspec.structs.replace(
         manifest,
-        teacher=msgspec.structs.replace(manifest.teacher, digest=teacher.digest()),
+        teacher=msgspec.structs.replace(manifest.teacher, digest=teacher.digest(), sampling=usual_sampling(model)),
         drafter=msgspec.structs.replace(described, digest=opened.digest()) if described and opened else None,
         files=dict(sorted((manifest.files | written).items())),
     )

@@ -19,8 +19,10 @@ from draftwood.compiler.drafters.model import DraftModel
 from draftwood.compiler.targets.registry import TARGETS
 from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import Lowering, Progress
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.formats import has_tokenizer, write_tokenizer
+from draftwood.compiler.teachers.generation import usual_sampling
 from draftwood.errors import TreeError
 from draftwood.planned import LOOKUP
 from draftwood.trees import Topology
@@ -139,7 +141,7 @@ def _manifest(
     return m.Manifest(
         schema_version=m.SCHEMA_VERSION,
         dims=_dims(config, request.shapes),
-        teacher=_teacher(sources.teacher.digest(), config),
+        teacher=_teacher(sources.teacher, usual_sampling(request.model)),
         drafter=kind.manifest(opened.digest(), config, request.shapes.drafted) if kind and opened else None,
         trees=tuple(_tree(name, tree) for name, tree in request.trees),
         gears=_gears(request.shapes, graph_sets[0].graphs, kind),
@@ -151,8 +153,12 @@ def _manifest(
     )
 
 
-def _teacher(digest: str, config: TeacherConfig) -> m.Teacher:
-    return m.Teacher(digest=digest, bos=config.bos, eos=config.eos, buffers=config.buffers, config=asdict(config))
+def _teacher(teacher: Checkpoint, sampling: m.UsualSampling) -> m.Teacher:
+    config = teacher.config
+    return m.Teacher(
+        digest=teacher.digest(), bos=config.bos, eos=config.eos, sampling=sampling, buffers=config.buffers,
+        config=asdict(config),
+    )  # fmt: skip
 
 
 def _dims(config: TeacherConfig, shapes: Shapes) -> m.Dims:

@@ -1,7 +1,7 @@
 """Draws that a grammar restricts: of the teacher's logits only those of tokens that it allows at a place count.
 
-The restriction comes before temperature, top-k and top-p. A walk through a tree goes only where draws lead, so one
-grammar that follows the draws serves every visited row. A constrained text, too, is the same with and without
+The restriction comes before temperature, top-k, top-p and min-p. A walk through a tree goes only where draws lead, so
+one grammar that follows the draws serves every visited row. A constrained text, too, is the same with and without
 speculation. Tokens that a grammar forbids are never drawn, hence never accepted.
 """
 
@@ -46,9 +46,9 @@ def constrained_draw(logits_V: Logits, sampling: Sampling, position: int, constr
         RequestError: the constraint cannot go on.
     """
     token = None
-    # If top-k and top-p keep all tokens, the winner among all also wins among the allowed ones, if it is one of them.
-    # Asking for one is a hundred times cheaper.
-    if sampling.greedy or (sampling.top_k == 0 and sampling.top_p == 1):
+    # If no filter keeps tokens out, the winner among all also wins among the allowed ones, if it is one of them. Asking
+    # for one is a hundred times cheaper.
+    if not sampling.filters:
         token = draw(logits_V, sampling, position)
     if token is None or not constraint.allows(position, token):
         allowed_V = constraint.allowed(position)

@@ -1,13 +1,13 @@
 """Restrictions of a request besides a grammar: tokens that alone may come, words that may not, and the earliest end.
 
 A restriction is a constraint (`draftwood.runtime.speculation.constraint`): it follows the draws, so a tree changes
-nothing of the text. A bias is added to the teacher's logits before anything else looks at them.
+nothing of the text. Biases and penalties are an `draftwood.runtime.speculation.adjustment`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,22 @@ class Wishes:
     bad_words: tuple[str, ...] = ()
     min_tokens: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __bool__(self) -> bool:
-        return bool(self.allowed_token_ids or self.bad_words or self.min_tokens or self.logit_bias)
+        return bool(self.names())
+
+    def names(self) -> set[str]:
+        """The fields that ask for something."""
+        nothing = Wishes()
+        return {field.name for field in fields(self) if getattr(self, field.name) != getattr(nothing, field.name)}
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before a draw."""
+        return bool(self.names() - {"allowed_token_ids", "bad_words", "min_tokens"})
 
     def check(self, vocabulary: int) -> None:
         """Raises RequestError if an id is none of the vocabulary's, or a number is none."""
@@ -43,14 +56,13 @@ class Wishes:
                 raise RequestError(f"{name}: token id {bad} is outside the vocabulary 0 to {vocabulary - 1}")
         if not np.isfinite([*self.logit_bias.values()]).all():
             raise RequestError("logit_bias: expected finite numbers")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not np.isfinite(getattr(self, name)):
+                raise RequestError(f"{name}: expected a finite number, got {getattr(self, name)}")
+        if not (np.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise RequestError(f"repetition_penalty: expected a number above 0, got {self.repetition_penalty}")
         if self.min_tokens < 0:
             raise RequestError(f"min_tokens: expected 0 or more, got {self.min_tokens}")
-
-    def bias(self) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
-        """Ids and the numbers added to their logits."""
-        if not self.logit_bias:
-            return None
-        return np.array([*self.logit_bias], np.int64), np.array([*self.logit_bias.values()], np.float32)
 
 
 class Restriction:

@@ -1,10 +1,10 @@
 """The one rule of choice: the teacher's draw at a position depends on logits, seed and position alone.
 
-Noise for every (seed, position, token) is added to the logits of the tokens that top-k and top-p keep, and the greatest
-sum is drawn (`draftwood.noise`). So the text for a seed is the same with speculation on, off, or with another tree.
+Noise for every (seed, position, token) is added to the logits of the tokens that the filters keep, and the greatest sum
+is drawn (`draftwood.noise`). So the text for a seed is the same with speculation on, off, or with another tree.
 Greedy is the argmax, the case without noise.
 
-Shape suffixes: V vocabulary, K tokens kept by top-k and top-p, B blocks of the noise, L ids of a block.
+Shape suffixes: V vocabulary, K tokens kept by top-k, top-p and min-p, B blocks of the noise, L ids of a block.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ class Sampling:
     top_p: float = 1.0
     # Most probable tokens kept; 0 means off.
     top_k: int = 0
+    # Tokens of at least this share of the most probable one's probability are kept; 0 means off (Nguyen et al., 2024,
+    # arXiv 2407.01082).
+    min_p: float = 0.0
     # Any unsigned 64-bit integer.
     seed: int = 0
 
@@ -61,13 +64,20 @@ class Sampling:
             raise _refusal("top_p", "a number in (0, 1]", self.top_p, "1 switches it off")
         if not (_is_integer(self.top_k) and self.top_k >= 0):
             raise _refusal("top_k", "an integer >= 0", self.top_k, "0 switches it off")
+        if not (_is_real(self.min_p) and 0 <= self.min_p <= 1):
+            raise _refusal("min_p", "a number in [0, 1]", self.min_p, "0 switches it off")
         if not (_is_integer(self.seed) and 0 <= self.seed < 2**64):
             raise _refusal("seed", "an integer in [0, 2**64)", self.seed, "take it modulo 2**64")
 
     @property
     def greedy(self) -> bool:
-        """True if the draw is the argmax: no randomness, and top_p, top_k and seed have no effect."""
+        """True if the draw is the argmax: no randomness, and top_p, top_k, min_p and seed have no effect."""
         return self.temperature == 0
+
+    @property
+    def filters(self) -> bool:
+        """Whether some tokens may be kept out of the draw."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 def _is_real(value: Any) -> bool:
@@ -83,10 +93,11 @@ def _refusal(name: str, expected: str, got: Any, way_out: str) -> RequestError:
 
 
 def distribution(logits_V: Logits, sampling: Sampling) -> Probabilities:
-    """The processed probabilities in token-id order: temperature, then top-k, then top-p, in float64.
+    """The processed probabilities in token-id order: temperature, then top-k, top-p and min-p, in float64.
 
     Tokens are ranked by value, ties by lower id, so exactly ``top_k`` tokens survive top-k. Top-p keeps the
-    fewest most probable of those whose mass, among those, is at least ``top_p``.
+    fewest most probable of those whose mass, among those, is at least ``top_p``. Min-p keeps those whose probability
+    is at least ``min_p`` times the greatest.
 
     Args:
         logits_V: float32 [V], as the teacher returns them; -inf forbids a token.
@@ -117,7 +128,7 @@ def draw(logits_V: Logits, sampling: Sampling, position: int) -> int:
         position: index in the whole sequence (prompt included) of the token to draw, >= 0.
 
     Returns:
-        Of the tokens that top-k and top-p keep the one of the greatest ``logit / T + G(seed, position, token)``.
+        Of the tokens that the filters keep the one of the greatest ``logit / T + G(seed, position, token)``.
 
     Raises:
         NumericError: a NaN or +inf among the logits, or nothing but -inf.
@@ -142,7 +153,7 @@ def margin(logits_V: Logits, sampling: Sampling, position: int) -> float:
     """How far the draw at a position is from another outcome; small means rounding could change the token.
 
     The lead over the second, in logits. Greedy decoding compares logits, sampling compares ``logit + T * G``. The
-    latter holds the kept set fixed: a token on the brink of top-k or top-p is not looked at.
+    latter holds the kept set fixed: a token on the brink of a filter is not looked at.
 
     Returns:
         >= 0; inf if no other token can be drawn.
@@ -219,12 +230,17 @@ def _argmax(logits_V: Logits) -> int:
 
 def _kept(logits_V: Logits, sampling: Sampling) -> Ids | None:
     """Ids of the tokens that can be drawn, ascending; None stands for all of them."""
-    ids = _top_k(logits_V, sampling.top_k) if 0 < sampling.top_k < logits_V.size else None
-    if sampling.top_p >= 1:
-        return ids
-    logits_K = logits_V if ids is None else logits_V[ids]
-    inside = _nucleus(_softmax(logits_K, logits_K.max(), sampling.temperature), sampling.top_p)
-    return inside if ids is None else ids[inside]
+    if not sampling.filters:
+        return None
+    peak = logits_V.max()
+    ids = np.arange(logits_V.size, dtype=np.int32)
+    if 0 < sampling.top_k < logits_V.size:
+        ids = _top_k(logits_V, sampling.top_k)
+    if sampling.top_p < 1:
+        ids = ids[_nucleus(_softmax(logits_V[ids], peak, sampling.temperature), sampling.top_p)]
+    if sampling.min_p > 0:
+        ids = ids[_heights(logits_V[ids], peak, sampling.temperature) >= math.log(sampling.min_p)]
+    return ids
 
 
 def _softmax(logits_K: Logits, peak: np.float32, temperature: float) -> Probabilities:

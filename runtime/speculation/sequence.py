@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
+from draftwood.runtime.speculation.adjustment import Adjustment
 from draftwood.runtime.speculation.constraint import Constraint, constrained_draw
 from draftwood.runtime.speculation.draft_cache import DeviceRows, DraftCache
 from draftwood.runtime.speculation.guide import Guiding
@@ -40,8 +41,8 @@ class SequenceState:
         # The tokens that may be drawn, if not all, and the drafts that then suit.
         self.constraint: Constraint | None = None
         self.guide: Guiding | None = None
-        # Token ids and the numbers added to their logits before a draw.
-        self.bias: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
+        # The changes to logits before a draw.
+        self.adjustment: Adjustment | None = None
         self.root = 0
         # The committed tokens; their index, besides a corpus if one was given, is made when a gear looks tokens up.
         self.tokens: list[int] = []
@@ -69,18 +70,20 @@ class SequenceState:
         return int(self.kv.bytes) + (self.draft.bytes if self.draft else 0)
 
     def draw(self, logits_V: Logits, position: int) -> int:
-        """The teacher's token at a position, by the text's sampling and constraint.
+        """The teacher's token at a position, by the text's sampling, adjustment and constraint.
 
         Raises:
             NumericError: the logits are no numbers.
         """
-        if self.bias is not None:
-            ids, added = self.bias
-            logits_V = logits_V.copy()
-            logits_V[ids] += added
+        if self.adjustment is not None:
+            logits_V = self.adjustment.of(position, logits_V)
         if self.constraint is None:
-            return draw(logits_V, self.sampling, position)
-        return constrained_draw(logits_V, self.sampling, position, self.constraint)
+            token = draw(logits_V, self.sampling, position)
+        else:
+            token = constrained_draw(logits_V, self.sampling, position, self.constraint)
+        if self.adjustment is not None:
+            self.adjustment.take(position, token)
+        return token
 
     def extended(self, tokens_n: NDArray[np.int64], features: NDArray[np.float32]) -> None:
         """A prefill step has committed tokens; ``features`` of all or the last of them are copied."""
@@ -141,7 +144,7 @@ class SequenceState:
 
     def rewind(self, length: int) -> None:
         """Goes back to the text's first ``length`` tokens; the next one to be read is the one that followed them."""
-        self._open = self._index = self.logprobs = self.constraint = self.guide = self.bias = None
+        self._open = self._index = self.logprobs = self.constraint = self.guide = self.adjustment = None
         del self.tokens[length:]
         self.kv.rollback(length)
         if self.draft:

@@ -34,6 +34,7 @@ _COMMON: dict[str, Any] = {
     "stream_options": {"include_usage": True}, "ignore_eos": False, "user": "u", "metadata": {"a": 1},
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 1}}},
     "logit_bias": {"3": 1.5}, "allowed_token_ids": [1, 2], "bad_words": ["a"], "min_tokens": 1, "max_tokens": 5,
+    "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
     "include_stop_str_in_output": True, "draftwood": {"policy": "plain", "steps": False},
 }  # fmt: skip
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

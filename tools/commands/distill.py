@@ -42,8 +42,8 @@ def main(args: argparse.Namespace) -> int:
     device = training_device()
     with Team.join(device) as team:
         distill(
-            resolve(args.model), rows, args.out, rows=args.rows, own=own_prompts, new_tokens=args.max_new_tokens, team=team,
-            device=device,
+            resolve(args.model), rows, args.out, rows=args.rows, own=own_prompts, new_tokens=args.max_new_tokens,
+            team=team, device=device,
         )  # fmt: skip
     print(f"{args.out}: written; next: draftwood train KIND {args.model} {args.out} --out DRAFTER")
     return 0

@@ -6,11 +6,11 @@ import contextlib
 import random
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from draftwood.manifest import DAMAGED
+from draftwood.manifest import DAMAGED, UsualSampling
 from draftwood.runtime.decoding import Asked
 from draftwood.tools.serve.bodies import (
     AssistantCall,
@@ -32,17 +32,21 @@ DEFAULT_COMPLETION_TOKENS = 16
 MOST_TEXTS = 64
 
 
+_Number = TypeVar("_Number", int, float)
 # Tools as chat templates are given them.
 Tools = list[dict[str, Any]]
 
 
-def asks(body: ChatBody | CompletionBody, limit: int, form: CallForm | None, tools: Tools) -> list[Ask]:
+def asks(
+    body: ChatBody | CompletionBody, limit: int, form: CallForm | None, tools: Tools, usual: UsualSampling
+) -> list[Ask]:
     """The texts of a request, prompt by prompt, each ``n`` times with seeds that follow each other.
 
     Args:
         limit: tokens that an answer may have.
         form: how the model writes calls of tools; None if it takes none.
         tools: those that it knows of.
+        usual: the sampling if the body says nothing.
 
     Raises:
         RequestRefused: too many, more tokens than an answer may have, or what the model cannot be asked for.
@@ -66,7 +70,7 @@ def asks(body: ChatBody | CompletionBody, limit: int, form: CallForm | None, too
         raise RequestRefused(f"{name}: this server answers with at most {limit} tokens, got {tokens}", name)
     if len(texts) * (body.n or 1) > MOST_TEXTS:
         raise RequestRefused(f"n: at most {MOST_TEXTS} texts a request, prompts times n", "n")
-    extra, options = body.draftwood or Extra(), _options(body)
+    extra, options = body.draftwood or Extra(), _options(body, usual)
     options |= {"max_new_tokens": limit if tokens is None else tokens, "logprobs": logprobs}
     special = [*form.special] if form is not None and tools else []
     options |= {"grammar": grammar(body, form, tools), "special_tokens": special}
@@ -84,12 +88,16 @@ def asks(body: ChatBody | CompletionBody, limit: int, form: CallForm | None, too
     ]
 
 
-def _options(body: Common) -> Asked:
+def _options(body: Common, usual: UsualSampling) -> Asked:
     """The options that a body has under their own names; OpenAI's usual temperature is 1."""
     return {
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
-        "top_k": max(body.top_k or 0, 0),
+        "temperature": _first(body.temperature, usual.temperature, 1.0),
+        "top_p": _first(body.top_p, usual.top_p, 1.0),
+        "top_k": max(_first(body.top_k, usual.top_k, 0), 0),
+        "min_p": _first(body.min_p, usual.min_p, 0.0),
+        "repetition_penalty": _first(body.repetition_penalty, usual.repetition_penalty, 1.0),
+        "presence_penalty": body.presence_penalty or 0.0,
+        "frequency_penalty": body.frequency_penalty or 0.0,
         "stop": body.stop or [],
         "ignore_eos": bool(body.ignore_eos),
         "allowed_token_ids": body.allowed_token_ids or [],
@@ -98,6 +106,11 @@ def _options(body: Common) -> Asked:
         "logit_bias": {int(token): bias for token, bias in (body.logit_bias or {}).items()},
         "include_stop_str_in_output": bool(body.include_stop_str_in_output),
     }
+
+
+def _first(*values: _Number | None) -> _Number:
+    """The first that is there."""
+    return next(value for value in values if value is not None)
 
 
 def chat_messages(messages: list[Message]) -> list[dict[str, Any]]:

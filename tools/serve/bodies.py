@@ -30,6 +30,7 @@ Stops = Annotated[list[Stop], Meta(max_length=16)]
 FunctionName = Annotated[str, Meta(pattern=r"^[\w.-]{1,128}$")]
 TokenId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Ids = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(min_length=1)]
 
 
@@ -127,6 +128,11 @@ class Common(Struct, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    # A factor, for the tokens of prompt and answer.
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     seed: Seed | None = None
     stop: Stop | Stops | None = None
     n: Choices | None = None
@@ -184,10 +190,6 @@ class TokenizeBody(Struct, kw_only=True):
 
 # Unsupported fields that would change an answer, with the values that change nothing.
 MISSING: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
     "typical_p": (1,),
     "repeat_penalty": (1,),
     "mirostat": (0,),

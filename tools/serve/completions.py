@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from draftwood.manifest import UsualSampling
 from draftwood.tools.serve.answers import (
     AnswerMessage,
     ChatAnswer,
@@ -92,7 +93,8 @@ class Completion:
         self.created = int(time.time())
         form = model.facts.calls if model.facts else None
         offered = tools(body, form)
-        self._asks = asks(body, limit, form, offered)
+        usual = model.facts.sampling if model.facts else UsualSampling()
+        self._asks = asks(body, limit, form, offered, usual)
         for ask in self._asks:
             ask.session = session
         self._choices = body.n or 1

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from draftwood.manifest import UsualSampling
 from draftwood.runtime.decoding import Asked, Finish
 from draftwood.runtime.engines.opening import Opening
 from draftwood.tools.serve.calls import CallForm
@@ -55,6 +56,7 @@ class Ready(Struct, tag=True, kw_only=True):
     """The bundle is proved and warm."""
 
     context: int
+    sampling: UsualSampling = UsualSampling()
     # How calls of tools are written, if the chat template takes any.
     calls: CallForm | None
 

@@ -60,7 +60,8 @@ WARM_TOKENS = 3
 # Of a request, that an error may begin with.
 FIELDS = (
     *("prompt", "temperature", "top_p", "top_k", "seed", "logprobs", "stop", "grammar", "allowed_token_ids"),
-    *("bad_words", "min_tokens", "logit_bias", "continue_final_message", "add_generation_prompt"),
+    *("bad_words", "min_tokens", "logit_bias", "continue_final_message", "add_generation_prompt", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("tools", "chat_template_kwargs"),
 )
 # Grammars that are read at the same time: each may take a processor for seconds.
@@ -102,7 +103,8 @@ class Worker:
     def run(self, source: IO[bytes]) -> None:
         """Answers until the other side ends."""
         calls = form_of(self._model.bundle.tokenizer)
-        self._send(Ready(context=self._model.manifest.dims.context, calls=calls))
+        manifest = self._model.manifest
+        self._send(Ready(context=manifest.dims.context, sampling=manifest.teacher.sampling, calls=calls))
         threading.Thread(target=open_rest, args=[self._model], daemon=True).start()
         while len(head := source.read(messages.HEAD_BYTES)) == messages.HEAD_BYTES:
             message = messages.decode_for_engine(source.read(int.from_bytes(head, "big")))

@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 import draftwood
 from draftwood.errors import RequestError
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.policy import PLAIN
+from draftwood.runtime.speculation.adjustment import Adjustment
 from draftwood.runtime.speculation.restriction import Restriction, Wishes, words_of
 from draftwood.runtime.speculation.sampling import Sampling, draw
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -77,12 +80,50 @@ def test_a_bias_is_added_before_anything_else() -> None:
     for position in range(100):
         logits_V = random.normal(0, 2, 300).astype(np.float32)
         state = SequenceState(None, None, Sampling(temperature=0.9, top_k=20, seed=2))
-        ids = random.choice(300, 5, replace=False)
-        state.bias = ids, random.normal(0, 9, 5).astype(np.float32)
+        bias = {int(token): float(random.normal(0, 9)) for token in random.choice(300, 5, replace=False)}
+        state.adjustment = Adjustment(Wishes(logit_bias=bias), ())
         biased_V, before_V = logits_V.copy(), logits_V.copy()
-        biased_V[ids] += state.bias[1]
+        biased_V[[*bias]] += np.array([*bias.values()], np.float32)
         assert state.draw(logits_V, position) == draw(biased_V, state.sampling, position)
         assert (logits_V == before_V).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_penalties_are_those_of_transformers_and_vllm(seed: int) -> None:
+    """Token by token, as the formulas say it; the answer is taken back in between, as a walk through a tree does."""
+    random = np.random.default_rng(seed)
+    prompt = random.integers(0, 40, 12).tolist()
+    presence, frequency = (float(value) for value in random.uniform(-2, 2, 2))
+    repetition = float(random.uniform(0.5, 2))
+    wishes = Wishes(presence_penalty=presence, frequency_penalty=frequency, repetition_penalty=repetition)
+    adjustment, answer = Adjustment(wishes, prompt), list[int]()
+    for _ in range(60):
+        if answer and random.random() < 0.3:
+            del answer[int(random.integers(len(answer))) :]
+        logits_V = random.normal(0, 3, 40).astype(np.float32)
+        wanted_V = logits_V.copy()
+        processor = transformers.RepetitionPenaltyLogitsProcessor(repetition)
+        wanted_V = processor(torch.tensor([[*prompt, *answer]]), torch.from_numpy(wanted_V)[None])[0].numpy()
+        for token in range(40):
+            count = answer.count(token)
+            wanted_V[token] -= frequency * count + presence * (count > 0)
+        position = len(prompt) + len(answer)
+        np.testing.assert_allclose(adjustment.of(position, logits_V), wanted_V, rtol=1e-5, atol=1e-5)
+        answer.append(int(random.integers(40)))
+        adjustment.take(position, answer[-1])
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "min_p": 0.1, "seed": 3}], ids=str)
+def test_penalties_are_exact_with_every_tree(model: OpenedBundle, sampling: dict) -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True} | sampling
+    free = of_every_tree(model, **asked).token_ids
+    for field, value in (("presence_penalty", 2.0), ("frequency_penalty", 0.5), ("repetition_penalty", 1.5)):
+        other = of_every_tree(model, **{field: value}, **asked).token_ids
+        assert len(set(other)) > len(set(free)), field
+    often = of_every_tree(model, frequency_penalty=-2.0, **asked).token_ids
+    assert len(set(often)) < len(set(free))
+    grammar = of_every_tree(model, frequency_penalty=2.0, grammar="start: /[a-z ]+/", max_new_tokens=30, **sampling)
+    assert grammar.text.replace(" ", "").isalpha()
 
 
 def test_a_restriction_goes_back_with_the_text() -> None:
@@ -103,6 +144,9 @@ def test_a_restriction_goes_back_with_the_text() -> None:
         ({"allowed_token_ids": [300]}, "allowed_token_ids: token id 300 is outside the vocabulary"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias: token id -1 is outside"),
         ({"logit_bias": {1: float("nan")}}, "logit_bias: expected finite numbers"),
+        ({"presence_penalty": float("inf")}, "presence_penalty: expected a finite number"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty: expected a number above 0"),
+        ({"min_p": 1.5}, "sampling: min_p: expected a number in [0, 1]"),
         ({"bad_words": [" "]}, "bad_words: expected words"),
         ({"min_tokens": 9, "max_new_tokens": 8}, "min_tokens: 9, but the text has at most 8"),
         ({"min_tokens": 2, "grammar": "start: /a*/"}, "min_tokens: the grammar says"),

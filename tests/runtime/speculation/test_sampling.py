@@ -8,7 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from draftwood.errors import NumericError, RequestError
 from draftwood.noise import gumbel_row, gumbels, key_of
@@ -20,6 +26,8 @@ SETTINGS = [
     pytest.param(Sampling(temperature=0.6, top_k=7), id="top_k"),
     pytest.param(Sampling(temperature=1.7, top_p=0.8), id="top_p"),
     pytest.param(Sampling(temperature=0.9, top_k=30, top_p=0.7), id="both"),
+    pytest.param(Sampling(temperature=1.3, min_p=0.05), id="min_p"),
+    pytest.param(Sampling(temperature=0.9, top_k=30, top_p=0.9, min_p=0.02), id="all"),
 ]
 
 
@@ -52,6 +60,8 @@ def test_distribution_equals_transformers(sampling):
             warpers.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p < 1:
             warpers.append(TopPLogitsWarper(sampling.top_p))
+        if sampling.min_p:
+            warpers.append(MinPLogitsWarper(sampling.min_p))
         expected = warpers(None, torch.from_numpy(logits)[None]).softmax(-1)[0].numpy()
         got = distribution(logits, sampling)
         assert np.array_equal(got > 0, expected > 0)
@@ -213,6 +223,7 @@ def test_logits_that_are_no_numbers_are_refused(bad, sampling):
         *[("temperature", value) for value in (-0.1, math.nan, math.inf, "1", True)],
         *[("top_p", value) for value in (0, -1, 1.01, math.nan, None)],
         *[("top_k", value) for value in (-1, 1.5, True)],
+        *[("min_p", value) for value in (-0.1, 1.1, math.nan, None)],
         *[("seed", value) for value in (-1, 2**64, 0.5)],
     ],
 )

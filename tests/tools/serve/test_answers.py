@@ -165,7 +165,9 @@ def test_an_answer_is_what_its_format_says(server: Any, plain: Any, asked: dict)
 BAD = [
     ({"prompt": PROMPT, "temperature": 3}, "temperature", 400),
     ({"prompt": PROMPT, "temperature": "hot"}, "temperature", 400),
-    ({"prompt": PROMPT, "presence_penalty": 1}, "presence_penalty", 400),
+    ({"prompt": PROMPT, "presence_penalty": 3}, "presence_penalty", 400),
+    ({"prompt": PROMPT, "repetition_penalty": 0}, "repetition_penalty", 400),
+    ({"prompt": PROMPT, "typical_p": 0.5}, "typical_p", 400),
     ({"prompt": PROMPT, "response_format": {"type": "yaml"}}, "response_format.type", 400),
     ({"prompt": PROMPT, "response_format": {"type": "json_schema"}}, "response_format.json_schema", 400),
     ({"prompt": PROMPT, "response_format": SCHEMA | {"json_schema": {"schema": {"type": 3}}}}, "response_format", 400),
@@ -244,9 +246,13 @@ def test_the_openai_client(server: Any, plain: Any) -> None:
     assert client.completions.create(**asked, extra_body=extra).choices[0].text == plain().text
     chunks = client.completions.create(**asked, stream=True, extra_body=extra)
     assert "".join(chunk.choices[0].text for chunk in chunks) == plain().text
+    penalties = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
+    penalised = plain(**penalties).text
+    answer = client.completions.create(**asked, **penalties, extra_body=extra).choices[0]
+    assert answer.text == penalised != plain().text
     with pytest.raises(openai.BadRequestError) as found:
-        client.completions.create(**asked, presence_penalty=1)
-    assert found.value.param == "presence_penalty"
+        client.completions.create(**asked, echo=True)
+    assert found.value.param == "echo"
     with pytest.raises(openai.BadRequestError) as found:
         client.completions.create(**asked, extra_body={"num_ctx": 5})
     assert found.value.param == "num_ctx"

@@ -1,7 +1,9 @@
 """The options of a request's body are those of the decoding, by name and value, on both sides of the socket."""
 
 import json
+from typing import Any
 
+from draftwood.manifest import UsualSampling
 from draftwood.runtime.decoding import Asked, Options
 from draftwood.runtime.speculation.restriction import Wishes
 from draftwood.runtime.speculation.sampling import Sampling
@@ -13,13 +15,14 @@ from draftwood.tools.serve.messages import Ask
 BODY = {
     "model": "m", "prompt": "the cat", "n": 2, "seed": 2**63 - 1, "max_tokens": 7, "temperature": 0.5, "top_p": 0.9,
     "top_k": 3, "stop": ["a", "b"], "ignore_eos": True, "logprobs": 2, "allowed_token_ids": [5, 6], "bad_words": ["c"],
-    "min_tokens": 2, "logit_bias": {"4": -1.5}, "include_stop_str_in_output": True,
+    "min_tokens": 2, "logit_bias": {"4": -1.5}, "include_stop_str_in_output": True, "min_p": 0.1,
+    "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5,
 }  # fmt: skip
 
 
-def sent(body: dict) -> list[Ask]:
+def sent(body: dict, **usual: Any) -> list[Ask]:
     """The texts of a body, as an engine's process reads them."""
-    found = asks(parse(json.dumps(body).encode(), CompletionBody), 100, None, [])
+    found = asks(parse(json.dumps(body).encode(), CompletionBody), 100, None, [], UsualSampling(**usual))
     read = [messages.decode_for_engine(messages.framed(ask)[messages.HEAD_BYTES :]) for ask in found]
     assert read == found
     return found
@@ -29,9 +32,12 @@ def test_every_option_of_a_body_reaches_the_decoding() -> None:
     _, second = sent(BODY)
     assert second.options.keys() == Asked.__annotations__.keys()
     assert Options.of(**second.options) == Options(
-        max_new_tokens=7, sampling=Sampling(temperature=0.5, top_p=0.9, top_k=3, seed=2**63), ignore_eos=True,
-        stop_strings=("a", "b"), logprobs=2, include_stop_str_in_output=True,
-        wishes=Wishes(allowed_token_ids=(5, 6), bad_words=("c",), min_tokens=2, logit_bias={4: -1.5}),
+        max_new_tokens=7, sampling=Sampling(temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=2**63),
+        stop_strings=("a", "b"), logprobs=2, include_stop_str_in_output=True, ignore_eos=True,
+        wishes=Wishes(
+            allowed_token_ids=(5, 6), bad_words=("c",), min_tokens=2, logit_bias={4: -1.5}, presence_penalty=1.0,
+            frequency_penalty=-1.0, repetition_penalty=1.5,
+        ),
     )  # fmt: skip
 
 
@@ -40,3 +46,16 @@ def test_a_body_that_says_nothing_is_sampled_up_to_the_servers_limit() -> None:
     options = Options.of(**ask.options)
     assert (options.max_new_tokens, options.sampling) == (16, Sampling(temperature=1.0, seed=2**64 - 1))
     assert options.grammar == "start: /x+/" and not options.wishes
+
+
+def test_a_body_that_says_nothing_is_sampled_as_the_models_authors_do() -> None:
+    usual = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
+    (ask,) = sent({"prompt": "the cat", "seed": 1}, **usual)
+    options = Options.of(**ask.options)
+    assert options.sampling == Sampling(temperature=0.7, top_p=0.8, top_k=20, min_p=0.05, seed=1)
+    assert options.wishes == Wishes(repetition_penalty=1.1)
+    # OpenAI's clients send what they mean; a value of the body is never the model's.
+    asked = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+    (ask,) = sent({"prompt": "the cat", "seed": 1, **asked}, **usual)
+    options = Options.of(**ask.options)
+    assert options.sampling == Sampling(temperature=0.0, seed=1) and not options.wishes

@@ -41,7 +41,7 @@ def summed(stream):
     return sum(rest, first)
 
 try:
-    param = model.bind(presence_penalty=1).invoke(messages)
+    param = model.bind(presence_penalty=3).invoke(messages)
 except BadRequestError as error:
     param = error.param
 print(json.dumps({
@@ -79,7 +79,7 @@ pieces = list(ask(stream=True, stream_options={"include_usage": True}, **free))
 held = {"response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": asked["schema"]}}}
 tools = {"tools": asked["tools"], "tool_choice": "required"}
 try:
-    param = ask(presence_penalty=1)
+    param = ask(presence_penalty=3)
 except litellm.BadRequestError as error:
     param = error.body["param"]
 schema = ask(**held).choices[0].message.content

@@ -1,0 +1,67 @@
+"""The sampling of a model's authors, from generation_config.json to the manifest."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.teachers.generation import FILE, usual_sampling
+from draftwood.errors import CheckpointError
+from draftwood.manifest import UsualSampling, read_manifest
+from draftwood.trees import Topology
+
+# As Qwen2.5-Instruct has it.
+QWEN = {
+    "bos_token_id": 151643, "pad_token_id": 151643, "do_sample": True, "eos_token_id": [151645, 151643],
+    "repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "transformers_version": "4.37.0",
+}  # fmt: skip
+
+
+def test_the_manifest_has_it(tiny_teacher: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_teacher, tmp_path / "model")
+    (model / FILE).write_text(json.dumps(QWEN | {"eos_token_id": 1}))
+    trees = (("plain", Topology.plain()),)
+    build(BuildRequest(model=model, drafter=None, trees=trees, slots=(128,)), tmp_path / "bundle")
+    assert read_manifest(tmp_path / "bundle").teacher.sampling == UsualSampling(
+        temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "read"),
+    [
+        ({}, {}),
+        ({"temperature": None, "top_k": 50}, {"top_k": 50}),
+        ({"top_k": -1, "min_p": 0.0, "temperature": 1}, {"top_k": 0, "min_p": 0.0, "temperature": 1.0}),
+        ({"do_sample": False, "num_beams": 4}, {}),
+    ],
+    ids=str,
+)
+def test_values(tmp_path: Path, values: dict, read: dict) -> None:
+    (tmp_path / FILE).write_text(json.dumps(values))
+    assert usual_sampling(tmp_path) == UsualSampling(**read)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"top_p": 1.5}, "top_p is 1.5; expected `float` <= 1.0"),
+        ({"temperature": -1}, "temperature is -1; expected `float` >= 0.0"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; expected `float` > 0.0"),
+        ({"top_k": "many"}, "top_k is 'many'; expected `int | null`, got `str`"),
+        ({"top_k": -2}, "top_k is -2; expected `int` >= 0"),
+    ],
+    ids=str,
+)
+def test_a_value_out_of_range_is_refused(tmp_path: Path, values: dict, said: str) -> None:
+    (tmp_path / FILE).write_text(json.dumps(values))
+    with pytest.raises(CheckpointError) as caught:
+        usual_sampling(tmp_path)
+    assert str(caught.value) == f"{tmp_path / FILE}: {said}"
+
+
+def test_a_model_without_the_file_has_none(tmp_path: Path) -> None:
+    assert usual_sampling(tmp_path) == usual_sampling(tmp_path / "model.gguf") == UsualSampling()
