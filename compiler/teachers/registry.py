@@ -20,6 +20,7 @@ from draftwood.compiler.teachers.linear import packed, quantised
 from draftwood.compiler.teachers.llama import LLAMA
 from draftwood.compiler.teachers.quantised import quantised_layers
 from draftwood.errors import BundleError, CheckpointError
+from draftwood.manifest import MANIFEST_FILE
 
 # By the name that a TeacherConfig and a manifest give.
 _ALL = (LLAMA, Qwen2(), Qwen3(), Qwen3Moe(), Mistral(), Mixtral(), Glm4(), Pangu())
@@ -46,6 +47,8 @@ def read_config(folder: Path) -> TeacherConfig:
     """
     if (path := folder / "adapter_config.json").is_file():  # transformers would add it to the weights
         raise CheckpointError(f"{path}: an adapter; expected whole weights: merge it with PEFT's merge_and_unload")
+    if not (folder / "config.json").exists() and (folder / MANIFEST_FILE).is_file():
+        raise CheckpointError(f"{folder}: a bundle; expected a teacher: a Hugging Face folder or a GGUF file")
     config = config_of(Fields(folder / "config.json", read_json(folder / "config.json")))
     if not (path := folder / "generation_config.json").is_file():
         return config

@@ -79,3 +79,15 @@ def test_a_fault_has_one_line(
         assert main([names.get(word, word) for word in words]) == 2, name
         said[name] = capsys.readouterr().err
     assert len(set(said.values())) == 1 and said["build"].count("\n") == 1, "".join(said.values())
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"inspect"}))
+def test_a_bundle_is_no_teacher(
+    command: str, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"id": "{n}", "prompt": "the cat", "text": "the cat"}}\n' for n in range(9)))
+    names = {"MODEL": str(tiny_bundle), "OUT": str(tmp_path / "out"), "PROMPTS": str(prompts)}
+    assert main([names.get(word, word) for word in COMMANDS[command]]) == 2
+    said = f"draftwood: error: {tiny_bundle}: a bundle; expected a teacher: a Hugging Face folder or a GGUF file\n"
+    assert capsys.readouterr().err == said

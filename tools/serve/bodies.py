@@ -290,8 +290,8 @@ def _refuse_missing(where: str, name: str, value: Any, known: Iterable[str]) -> 
     param = f"{where}{name[:80]}"
     if name not in MISSING:
         near = get_close_matches(name[:80], [*known, *([] if where else MISSING)], 1, _NEAR)
-        did = f"; is {near[0]} meant" if near else ""
-        raise RequestRefused(f"{param!a}: no such field{did}; leave it out", param=param)
+        way_out = f"is {near[0]} meant? if not, leave it out" if near else "leave it out"
+        raise RequestRefused(f"{param!a}: no such field; {way_out}", param=param)
     if not any((type(value) is not bool and value == neutral) or value is neutral for neutral in MISSING[name]):
         raise RequestRefused(f"{param}: is not supported here; leave it out", param=param)
 

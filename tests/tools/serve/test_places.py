@@ -158,7 +158,7 @@ def test_a_field_is_known_or_refused_by_its_name(kind: Any) -> None:
         parse(msgspec.json.encode(least | {name: None}), kind)
     for name in PASS:
         parse(msgspec.json.encode(least | {name: "x"}), kind)
-    for name, said in (("temprature", "; is temperature meant; leave"), ("reasoning_effort", "no such field; leave")):
+    for name, said in (("temprature", r"; is temperature meant\? if"), ("reasoning_effort", "no such field; leave")):
         with pytest.raises(RequestRefused, match=said):
             parse(msgspec.json.encode(least | {name: 0}), kind)
 
