@@ -19,7 +19,7 @@ from draftwood.compiler.ranks.weights import rank_entries
 from draftwood.compiler.targets.storage import PRECISIONS
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.conversion import Precision, in_precision
-from draftwood.compiler.teachers.generation import usual_sampling
+from draftwood.compiler.teachers.formats import usual_sampling
 from draftwood.errors import BundleError, CheckpointError, RequestError
 
 # Fields of the configuration in which a checkpoint may differ from the bundle's.

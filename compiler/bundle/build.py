@@ -21,8 +21,7 @@ from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import Lowering, Progress
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.formats import has_tokenizer, write_tokenizer
-from draftwood.compiler.teachers.generation import usual_sampling
+from draftwood.compiler.teachers.formats import has_tokenizer, usual_sampling, write_tokenizer
 from draftwood.errors import TreeError
 from draftwood.planned import LOOKUP
 from draftwood.trees import Topology

@@ -24,11 +24,13 @@ from draftwood.compiler.checkpoints.shards import check_names, folder_entries
 from draftwood.compiler.checkpoints.weight import Shape, WeightParts, shapes_of
 from draftwood.compiler.teachers.added_tokens import TEMPLATES, write_added, write_templates
 from draftwood.compiler.teachers.config import DType, TeacherConfig
+from draftwood.compiler.teachers.generation import sampling_of_folder
 from draftwood.compiler.teachers.quantised import check_quantised, linear_layers, quantised_parts
 from draftwood.compiler.teachers.registry import family_of, read_config
 from draftwood.compiler.teachers.sentencepiece import FILE as SENTENCEPIECE
 from draftwood.compiler.teachers.sentencepiece import write_sentencepiece
 from draftwood.errors import CheckpointError
+from draftwood.manifest import UsualSampling
 
 # Linear layers that the publishers of packed teachers do not pack.
 _UNPACKED = ("lm_head.weight", ".gate.weight")
@@ -107,6 +109,10 @@ class TeacherFolder:
             write_sentencepiece(model, folder)
         write_templates(model, folder)
         return True
+
+    @classmethod
+    def usual_sampling(cls, folder: Path) -> UsualSampling:
+        return sampling_of_folder(folder)
 
     @property
     def linkable(self) -> Mapping[str, Entry]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from draftwood.compiler.teachers.folder import TeacherFolder
 from draftwood.compiler.teachers.gguf import Gguf
 from draftwood.compiler.teachers.reader import Reader
+from draftwood.manifest import UsualSampling
 
 # The first that reads a path is asked; a folder of Hugging Face reads every path.
 FORMATS: list[type[Reader]] = [Gguf, TeacherFolder]
@@ -30,6 +31,15 @@ def write_tokenizer(model: Path, folder: Path) -> bool:
         CheckpointError: the tokenizer has no form here, or a file cannot be read.
     """
     return format_of(model).write_tokenizer(model, folder)
+
+
+def usual_sampling(model: Path) -> UsualSampling:
+    """How a model's authors sample from it; nothing if they do not say.
+
+    Raises:
+        CheckpointError: a value is outside its range.
+    """
+    return format_of(model).usual_sampling(model)
 
 
 def check_tokenizer(model: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,11 +21,13 @@ from draftwood.compiler.checkpoints.gguf_header import Header, StoredTensor, rea
 from draftwood.compiler.checkpoints.packed import Grouped
 from draftwood.compiler.checkpoints.safetensors_file import Entry, finite, is_finite, sha256_of
 from draftwood.compiler.checkpoints.weight import Shape, WeightParts, shapes_of
+from draftwood.compiler.teachers import generation
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.gguf_config import ROPE_FACTORS, description, place_of, turned
 from draftwood.compiler.teachers.gguf_tokenizer import write_tokenizer
 from draftwood.compiler.teachers.registry import config_of, family_of
 from draftwood.errors import CheckpointError
+from draftwood.manifest import UsualSampling
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -116,6 +119,10 @@ class Gguf:
     def write_tokenizer(cls, path: Path, folder: Path) -> bool:
         return write_tokenizer(read_header(gguf_files(path)[0]), folder)
 
+    @classmethod
+    def usual_sampling(cls, path: Path) -> UsualSampling:
+        return generation.sampling_of_gguf(read_header(gguf_files(path)[0]))
+
     @property
     def linkable(self) -> Mapping[str, Entry]:
         return {}
@@ -141,6 +148,8 @@ class Gguf:
 
     def copy_texts(self, folder: Path) -> None:
         write_tokenizer(self.header, folder)
+        if (sampling := generation.sampling_of_gguf(self.header)) != UsualSampling():
+            (folder / generation.FILE).write_bytes(msgspec.json.encode(sampling))
 
     def _rows(self, name: str) -> tuple[NDArray[np.uint8], str]:
         """The bytes of a tensor's rows, as transformers orders them, and the kind of their blocks."""

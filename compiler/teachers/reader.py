@@ -12,6 +12,7 @@ from draftwood.compiler.checkpoints.packed import Grouped
 from draftwood.compiler.checkpoints.safetensors_file import Entry
 from draftwood.compiler.checkpoints.weight import Shape, WeightParts
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.manifest import UsualSampling
 
 
 class WholeMatrix(Protocol):
@@ -74,6 +75,10 @@ class Reader(Protocol):
         Raises:
             CheckpointError: the tokenizer has no form here, or a file cannot be read.
         """
+
+    @classmethod
+    def usual_sampling(cls, path: Path) -> UsualSampling:
+        """How the authors sample from it; CheckpointError if a value is outside its range."""
 
     @property
     def path(self) -> Path: ...

@@ -26,6 +26,7 @@ from draftwood.compiler.teachers import formats
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.reader import WholeMatrix
 from draftwood.compiler.teachers.registry import config_of, family_of
+from draftwood.manifest import UsualSampling
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.tests.decoded import decoded
@@ -55,6 +56,10 @@ class Archive:
         config = config_of(Fields(path, json.loads(str(archive["config.json"]))))
         entries = {name: Entry(path, archive[name].shape, "F32") for name in archive if not name.endswith(".json")}
         return cls(path, config, family_of(config).parts(config), entries)
+
+    @classmethod
+    def usual_sampling(cls, path: Path) -> UsualSampling:
+        return UsualSampling(temperature=0.5)
 
     @classmethod
     def describe(cls, path: Path) -> Archive:
@@ -108,6 +113,7 @@ def test_an_archive_is_built_and_decodes_as_the_folder(archive: Path, tiny_teach
         trees = (("plain", Topology.plain()),)
         build(BuildRequest(model=model, drafter=None, trees=trees, slots=(128,), prefill_rows=(8,)), folder)
         bundle = Bundle.open(folder)
+        assert bundle.manifest.teacher.sampling == UsualSampling(temperature=0.5 if model == archive else None)
         assert (folder / "tokenizer" / "tokenizer.json").is_file()
         texts.append(decoded(CpuEngine(bundle), [5, 17, 3], None, max_new_tokens=24).token_ids)
     assert texts[0] == texts[1] and len(texts[0]) == 24

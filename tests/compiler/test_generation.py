@@ -8,9 +8,12 @@ import pytest
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
-from draftwood.compiler.teachers.generation import FILE, usual_sampling
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.formats import usual_sampling
+from draftwood.compiler.teachers.generation import FILE
 from draftwood.errors import CheckpointError
 from draftwood.manifest import UsualSampling, read_manifest
+from draftwood.tests.gguf_files import save_gguf
 from draftwood.trees import Topology
 
 # As Qwen2.5-Instruct has it.
@@ -63,5 +66,20 @@ def test_a_value_out_of_range_is_refused(tmp_path: Path, values: dict, said: str
     assert str(caught.value) == f"{tmp_path / FILE}: {said}"
 
 
-def test_a_model_without_the_file_has_none(tmp_path: Path) -> None:
-    assert usual_sampling(tmp_path) == usual_sampling(tmp_path / "model.gguf") == UsualSampling()
+def test_a_folder_without_the_file_has_none(tmp_path: Path) -> None:
+    assert usual_sampling(tmp_path) == UsualSampling()
+
+
+def test_a_gguf_file_has_it_in_its_metadata(tiny_teacher: Path, tmp_path: Path) -> None:
+    path, usual = tmp_path / "model.gguf", {"temp": 0.7, "top_k": 20, "top_p": 0.95, "penalty_repeat": 1.05}
+    save_gguf(tiny_teacher, path, **{f"general.sampling.{key}": value for key, value in usual.items()})
+    read = UsualSampling(temperature=0.7, top_k=20, top_p=0.95, repetition_penalty=1.05)
+    assert usual_sampling(path) == read
+    (tmp_path / "copied").mkdir()
+    Checkpoint.open(path).reader.copy_texts(tmp_path / "copied")
+    assert usual_sampling(tmp_path / "copied") == read
+    save_gguf(tiny_teacher, path, **{"general.sampling.top_p": 2.0})
+    with pytest.raises(CheckpointError, match=r"model.gguf: general.sampling.top_p is 2.0; expected `float` <= 1.0"):
+        usual_sampling(path)
+    save_gguf(tiny_teacher, path)
+    assert usual_sampling(path) == UsualSampling()
