@@ -31,7 +31,7 @@ Sizes = Mapping[str, int | str | tuple[int, ...]]
 
 # Tokens of a row that a graph ranks for top-k and top-p.
 KEPT = 64
-# How far ahead a winner must be for a graph to be sure of it, in units of the noise, and how near a kept mass may come
+# How far ahead a winner must be for a graph to be sure of it, in units of the noise. Also how near a kept mass may come
 # to top-p. fp32 is off by some 1e-5 here; a device's logarithm may be a hundred times worse. A draw is this near with
 # about this probability.
 MARGIN = 2.0**-10
@@ -82,7 +82,7 @@ _DRAWN = (
     End("path", "int64", ("P",)),
     End("length", "int64", (1,)),
 )
-# Features of the path's rows, or of its last one, for the next draft.
+# Features of the path's rows, or of its last one, which the next draft reads.
 _PATH_FEATURES = End("features.out", NUMBER, ("G", "W"), "either", part="features", each=True)
 # Rows that a drafter has not seen. One without caches reads the features of the last row alone.
 _UNSEEN = (
@@ -91,8 +91,8 @@ _UNSEEN = (
     End(COMMITTED, "int64", (1,), part="cached"),
     End(ACCEPTED, "int64", (1,), part="cached"),
 )
-# The outputs of a draft: ranked candidates of every level (Medusa's heads in their own type), the tokens of a tree, or
-# a tree that it has chosen and its tokens.
+# The outputs of a draft: ranked candidates of every level (Medusa's heads in their own type), a tree's tokens, or a
+# chosen tree and its tokens.
 _RANKED, _TREE = "ranked heads", "drafted chosen"
 _DRAFT = (
     End("candidates", "int64", ("D", "K"), part=_RANKED),

@@ -55,8 +55,8 @@ class Caches:
     """The caches of one engine; callers hold a lock.
 
     Args:
-        budget: bytes of all caches; by default for twice as many texts of the whole context as a launch takes, at most
-            half of the machine's memory, and for one text in any case.
+        budget: bytes of all caches. The default is room for twice as many texts of the whole context as a launch takes,
+            in at most half of the machine's memory. There is room for one text in any case.
         keep: whether ended texts are kept; only engines that say so do (`Engine.keeps`).
     """
 

@@ -51,7 +51,7 @@ class Asked(TypedDict, total=False):
     # Divides the logits; 0 decodes greedily, which is the default.
     temperature: float
     # Keep the most probable tokens: a share of their mass, a number of them, those of at least this share of the most
-    # probable one's probability; 1, 0 and 0 keep all.
+    # probable one's probability. 1, 0 and 0 keep all.
     top_p: float
     top_k: int
     min_p: float

@@ -123,7 +123,7 @@ class OpenedBundle:
         return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, policy, trace, self._sharing)
 
     def figures(self) -> Figures:
-        """The state of its texts and the size of their caches; for a page of metrics, from any thread."""
+        """The state of its texts and the size of their caches, as a page of metrics shows them. Any thread may ask."""
         return self._sharing.figures()
 
     async def agenerate(self, prompt: Prompt, **options: Any) -> Result:

@@ -19,7 +19,8 @@ from draftwood.runtime.speculation.sequence import SequenceState
 # n rows, V vocabulary, K key/value heads, D head dimension
 
 # The least that is allowed. By rounding and the order of sums, rows of one function differ by some 1e-6 in fp32 for
-# shallow models, and by a few roundings of 4e-3 in half precision. A wrong mask or position moves logits by 1e-1.
+# shallow models. In half precision they differ by a few roundings of 4e-3. A wrong mask or position moves logits by
+# 1e-1.
 TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
 # If rows are rounded to int8 and no more is known: measured 2.4e-2 at most of shallow teachers.
 QUANTISED_TOLERANCE = 5e-2

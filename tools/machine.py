@@ -52,7 +52,7 @@ def usable_threads() -> int:
 
 
 def _quota() -> int:
-    """Whole processors of the container's quota, 0 where there is none."""
+    """Whole processors of the container's quota, 0 if there is none."""
     quota, _, period = read_text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     return max(1, int(quota) // int(period)) if quota.isdecimal() and period.strip().isdecimal() else 0
 
@@ -93,7 +93,7 @@ def openvino_devices() -> dict[str, str]:
 
 
 def htp() -> str | None:
-    """Whether Qualcomm's library has an HTP here or its emulator alone; None where it has neither."""
+    """Whether Qualcomm's library has an HTP here or its emulator alone; None if it has neither."""
     emulated = _told(HTP)
     return None if emulated is None else "emulated" if emulated else "found"
 
@@ -125,7 +125,7 @@ def _cann_folder() -> str | None:
 
 
 class CommandEnd(NamedTuple):
-    """How a command ended; its code is -1 where it could not be started or took too long."""
+    """How a command ended; its code is -1 if it could not be started or took too long."""
 
     code: int
     out: str
@@ -165,7 +165,7 @@ def probed(module: str, *arguments: str, limit_s: float = PROBE_SECONDS) -> list
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of the system, empty where there is none."""
+    """The text of a file of the system, empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

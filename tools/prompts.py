@@ -41,7 +41,7 @@ def read_prompts(path: Path | None, limit: int | None = None) -> list[Prompt]:
 
 
 def read_families(files: Sequence[str]) -> list[Prompt]:
-    """Prompts of several files, each ``FILE`` or ``FAMILY=FILE``; the built-in ones where none is given.
+    """Prompts of several files, each ``FILE`` or ``FAMILY=FILE``; the built-in ones if none is given.
 
     A family's name takes the place of what its lines say, and stands before their ids.
 

@@ -140,7 +140,7 @@ def _best_gear(
 def _drafts(
     table: LatencyTable, lengths: Sequence[LengthClass], limits: Limits, texts: int
 ) -> dict[tuple[int, int], float]:
-    """Microseconds of a draft by depth and width, for the depths and widths worth looking at."""
+    """Microseconds of a draft by depth and width, of the depths and widths worth looking at."""
     deepest = min(max(length.contexts.depth for length in lengths), limits.depth or 255)
     widest = min(max(length.contexts.width for length in lengths), limits.children or 255)
     us_of_shape: dict[tuple[int, int], float] = {}

@@ -66,7 +66,7 @@ def parse_medusa(text: str, where: str, name: str | None = None) -> Topology:
     """The tree in Medusa choices: a list of rank lists, in JSON or as in ``medusa_choices.py``.
 
     Args:
-        name: the assignment to read, for a file that has several.
+        name: the assignment to read if the file has several.
     """
     values = _literals(text, where)
     if name is not None and name not in values:

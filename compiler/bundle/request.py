@@ -52,9 +52,9 @@ class BuildRequest:
     precision: Precision = "exact"
     # The drafter's linear layers in W8A8, for any form of the teacher's: no text changes.
     int8_drafter: bool = False
-    # Also the step with the same bits in every tree, for a CPU.
+    # Also the step with the same bits in every tree; on a CPU.
     bitwise: bool = False
-    # Also a whole step of every gear as one graph, for an NPU.
+    # Also a whole step of every gear as one graph; on an NPU.
     whole: bool = False
     # Texts that one launch takes at most, on a CPU.
     texts: int = 1

@@ -66,7 +66,7 @@ class DeviceSpec:
         return op.memory / (self.bandwidth * MEMORY_EFFICIENCY.value) >= op.cube / (self.cube * CUBE_EFFICIENCY.value)
 
     def constants(self, ranks: int = 1) -> tuple[Assumption, ...]:
-        """This device's figures, as a table lists them; those of its links where several run together."""
+        """This device's figures, as a table lists them; with several ``ranks`` also those of its links."""
         figures = {
             "bf16 peak of the cube": (self.cube, "FLOP/s"),
             "fp16 peak of the vector cores": (self.vector, "FLOP/s"),

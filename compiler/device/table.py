@@ -28,8 +28,8 @@ from draftwood.trees.latency import EntryKind, LatencyEntry, LatencyTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCost(ABC):
-    """The cost of a drafter: the operators of a draft for every (depth, width) it can be asked for; its fields say of
-    which sizes it is."""
+    """The cost of a drafter: the operators of a draft for every (depth, width) it can be asked for. Its fields are the
+    drafter's sizes."""
 
     # The name of its kind.
     kind: ClassVar[str]

@@ -128,6 +128,6 @@ def _masked(x: Tensor, mask: int) -> Tensor:
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """A shift to the right of non-negative int32, for which torchair has no converter; and nothing says how a device
-    divides whole numbers. With the low bits cleared it is a multiple of 2^bits, and where at most 24 bits are left fp32
-    holds it and its share exactly."""
+    divides whole numbers. With the low bits cleared it is a multiple of 2^bits. If at most 24 bits are left, fp32 holds
+    it and its share exactly."""
     return (_masked(x, -(1 << bits)).to(torch.float32) * 2.0**-bits).to(torch.int32)

@@ -148,7 +148,7 @@ class BlockGrowth:
         return dict.fromkeys(range(len(op.output_desc)), parts)
 
     def _axis(self, op: Any) -> int | None:
-        """The first axis along which an operator does something; None where that is none."""
+        """The first axis along which an operator does something; None if there is none."""
         if op.type in ("GatherV2", "SplitV"):
             return int(self._operand(op, 2))
         if op.type == "ConcatV2D":

@@ -23,7 +23,7 @@ def same_as_proved(definition: Any, constants: Sequence[Tensor], proved: Graph, 
     """Holds torchair's graph (a ``GraphDef``, which is changed: constants are folded, as GE does) against the file's.
 
     Args:
-        constants: what torchair's graph may take as inputs where the file's has constants.
+        constants: tensors that torchair's graph may take as inputs; in the file's graph they are constants.
 
     Raises:
         LoweringError: names the first node of the proved graph that the other lacks.

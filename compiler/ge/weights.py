@@ -32,8 +32,8 @@ Dtype = Literal["float16", "bfloat16", "float32", "int64", "int32", "int8", "boo
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One weight: its place in ``location`` and, in ``parts``, the checkpoint tensors concatenated along dimension 0.
 
-    ``location`` is a file of the bundle's ``npu`` folder, or the absolute path of a checkpoint's own file where the
-    weight is used in place. ``parts`` is empty for computed values, such as rotary tables.
+    ``location`` is a file of the bundle's ``npu`` folder, or the absolute path of a checkpoint's own file if the weight
+    is used in place. ``parts`` is empty for computed values, such as rotary tables.
     """
 
     shape: tuple[Offset, ...]

@@ -42,7 +42,7 @@ def _index_select(self, dim: int, index):  # type: ignore[no-untyped-def]
 
 
 def _flatten(self, start_dim: int = 0, end_dim: int = -1):  # type: ignore[no-untyped-def]
-    # The exporter's form is a Flatten where it can be, and a Flatten has two dimensions.
+    # The exporter makes a Flatten if it can, and a Flatten has two dimensions.
     rank, known = len(self.shape), [size if isinstance(size, int) else 0 for size in self.shape]
     start, end = start_dim % rank, end_dim % rank + 1
     rest = [prod(known[start:end]) or -1, *(size or -1 for size in known[end:])]
@@ -106,8 +106,8 @@ def export(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[st
 
 
 def _promote(insertion: type_promotion.InsertTypePromotion) -> torch.fx.GraphModule:
-    """Adds casts of operands where an operator promotes their types, as PyTorch's pass does. It runs every node anew;
-    here those that it changes."""
+    """Adds casts of operands if an operator promotes their types, as PyTorch's pass does. That pass runs every node
+    anew, this one only those that it changes."""
     values = [node.meta.get("val") for node in insertion.module.graph.find_nodes(op="placeholder")]
     mode = insertion.fake_mode
     assert mode is not None

@@ -33,8 +33,8 @@ class DrawSettings(NamedTuple):
 
     ``numbers`` int32 [2, rounds, L] are the cipher's at the positions after the text, one a level. The others have a
     row for every text. ``free`` bool [B] says that top-k and top-p keep all tokens. ``mass`` and ``limit`` float32
-    [B, J, K] say which of the K best tokens they keep: those with less mass before them than ``limit`` and the sum of
-    the K probabilities times ``mass``.
+    [B, J, K] say which of the K best tokens they keep. A token is kept if the mass before it is less than ``limit``
+    plus the sum of the K probabilities times ``mass``.
     """
 
     numbers: Tensor
@@ -93,7 +93,7 @@ def _each_row(setting_B: Tensor, rows: int) -> Tensor:
 def _seen(logits_TV: Tensor, level_T: Tensor, numbers: Tensor, temperature_T1: Tensor, free_T1: Tensor) -> Seen:
     """Opens the blocks that can hold the winner, and makes the noise of their tokens.
 
-    With ``least`` an exponential over 64, as the noise has it, 64 E is ``64 * own + least``: all totals are lower by
+    With ``least`` an exponential over 64, as the noise has it, 64 E is ``64 * own + least``. So all totals are lower by
     log 64, and so are the bounds of blocks.
     """
     # The greatest is taken off first: a quotient by a small temperature would round the differences away.

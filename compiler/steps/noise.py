@@ -19,8 +19,8 @@ _MIDDLE = 0xFFFF00
 
 
 def block_noise(numbers: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-    """Of every block of 64 ids 64 times the least E, float32, and the id in the block that has it, int32: the first
-    half of the one result and the second of the other, both [2, L, B].
+    """Two results [2, L, B], float32 and int32. The first half of the one is 64 times the least E of every block of 64
+    ids. The second half of the other is the id in the block that has it.
 
     ``numbers`` int32 [2, rounds, L] are those of the cipher, of the positions (`draftwood.noise.numbers_of`).
     """

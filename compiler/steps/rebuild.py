@@ -13,7 +13,7 @@ from draftwood.manifest import StepSignature
 
 
 def rebuild(signature: StepSignature, decoder: Decoder) -> Step:
-    """The teacher's step that a signature came from, for a decoder that holds a bundle's weights."""
+    """The teacher's step that a signature came from, rebuilt with a decoder that holds a bundle's weights."""
     if signature.kind == "accept":
         return rebuilt_accept(signature)
     if signature.batch > 1:

@@ -1,4 +1,4 @@
-"""Verification and acceptance of B texts in one launch, for an accelerator: each text with its own tree.
+"""Verification and acceptance of B texts in one launch of an accelerator: each text with its own tree.
 
 The texts' caches are one pool, [B*C, K*D]. So a layer writes and reads them by as many operators as one text's. Rows of
 all texts follow each other, text by text. A place that no text has taken has ``accepted`` -1: its rows see themselves,

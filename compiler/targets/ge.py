@@ -227,7 +227,7 @@ def _steps(lowering: Lowering, modules: Modules) -> list[Step]:
 def _lowered(
     step: Step, index: WeightIndex, mode: FakeTensorMode, short: ShortStep | None
 ) -> tuple[ExportedProgram, bytes]:
-    """A trace, of one block of each kind where that is enough, and the ``.air`` file that is made of it."""
+    """A trace, of one block of each kind if that is enough, and the ``.air`` file that is made of it."""
     if short is not None:
         with mode:
             program = trace(short.step)

@@ -1,7 +1,7 @@
 """One decoder block over explicit caches.
 
 A step runs T new rows after the ``committed`` slots of every cache. Its attention has four forms. ``npu``: the NPU's
-operators over caches with one row a token. ``fused``: over flat caches, for a static ONNX graph. ``eager``: plain
+operators over caches with one row a token. ``fused``: that of a static ONNX graph, over flat caches. ``eager``: plain
 PyTorch, the reference. ``cpu``: onnxruntime's operator. All but ``cpu`` commit late: the same single write also moves
 the accepted rows of the previous tree (the *branch*) into place.
 """

@@ -86,7 +86,7 @@ class Checkpoint:
         return self.packed[name].shape if name in self.packed else self.entries[name].shape
 
     def tensor(self, name: str) -> Tensor:
-        """The stored tensor of a Hugging Face name; for a packed matrix its exact numbers, float32."""
+        """The stored tensor of a Hugging Face name; of a packed matrix its exact numbers, float32."""
         return self.reader.tensor(name)
 
     def grouped(self, name: str) -> Grouped:

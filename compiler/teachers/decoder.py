@@ -47,8 +47,8 @@ class StepOutput(NamedTuple):
 
 
 def moved_rows(moved_L2PKD: Tensor) -> list[Tensor]:
-    """Moved rows [P, K*D], key then value of every layer, for an NPU. They are cut along columns: pieces cut along rows
-    would be views, and GE would copy them to join them."""
+    """Moved rows [P, K*D] as an NPU takes them, key then value of every layer. They are cut along columns: pieces cut
+    along rows would be views, and GE would copy them to join them."""
     rows_XPE = moved_L2PKD.flatten(3).flatten(0, 1)
     pieces, moved, width = rows_XPE.shape
     return list(rows_XPE.transpose(0, 1).reshape(moved, pieces * width).split([width] * pieces, 1))

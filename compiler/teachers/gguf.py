@@ -108,7 +108,7 @@ class Gguf:
 
     @classmethod
     def describe(cls, path: Path) -> Gguf:
-        """The same: such a file describes itself and has its tensors."""
+        """Does as ``open``: such a file describes itself and has its tensors."""
         return cls.open(path)
 
     @classmethod

@@ -62,7 +62,8 @@ class Reader(Protocol):
 
     @classmethod
     def describe(cls, path: Path) -> Self:
-        """The teacher by its description alone, where that is a file apart; CheckpointError if it does not fit."""
+        """The teacher by its description alone if that is a file apart, else as ``open``; CheckpointError if it does
+        not fit."""
 
     @classmethod
     def has_tokenizer(cls, path: Path) -> bool:
@@ -104,7 +105,7 @@ class Reader(Protocol):
         """Tensors whose bytes lie in a safetensors file as a bundle would hold them."""
 
     def tensor(self, name: str) -> Tensor:
-        """The stored tensor; for a packed matrix its exact numbers, float32."""
+        """The stored tensor; of a packed matrix its exact numbers, float32."""
 
     def grouped(self, name: str) -> Grouped:
         """The whole numbers of one of ``packed``."""

@@ -58,12 +58,12 @@ class Bundle:
 
         Args:
             verify: full also hashes every file, reads every graph's inputs and outputs, and looks for NaN and infinity
-                in the weights; None does so once on this machine for files that have not changed since.
+                in the weights. None does so once on this machine for files that have not changed since.
 
         Raises:
-            BundleError: not a bundle, of another schema version, files that are missing, altered, of a special kind
-                or outside the bundle, references or sizes that contradict each other, a tree that breaks an
-                invariant, weights that are not finite, or token ids that are none.
+            BundleError: the folder is no bundle, or one of another schema version. A file is missing, altered, of a
+                special kind or outside the bundle. References or sizes contradict each other. A tree breaks an
+                invariant, weights are not finite, or token ids are none.
         """
         manifest = read_manifest(folder)
         references.check_references(manifest, str(folder))

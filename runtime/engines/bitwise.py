@@ -21,8 +21,8 @@ from draftwood.runtime.speculation.kv_cache import KvCache
 
 # T new rows, O open slots, Z blocks that their tokens belong to
 
-# Terms that a product of matrices sums in one go, by onnxruntime's kernels (MLAS): 256 open slots, for 64 columns; 128
-# blocks of settled text; 128 dimensions of a head.
+# Terms of a product of matrices that onnxruntime's kernels (MLAS) sum in one go. They are 256 open slots, for 64
+# columns; 128 blocks of settled text; 128 dimensions of a head.
 MOST_OPEN, MOST_BLOCKS, MOST_DIM = 256, 128, 128
 
 
@@ -91,7 +91,7 @@ class BitwiseEngine(CpuEngine):
 
 
 def _refuse(bundle: Bundle) -> None:
-    """Raises BundleError where the graph is missing, or the bundle has sizes that it cannot serve."""
+    """Raises BundleError if the graph is missing, or the bundle has sizes that it cannot serve."""
     dims = bundle.manifest.dims
     if all(graph.name != "bitwise" for graph in bundle.manifest.graphs_of("onnx")):
         raise BundleError(f"{bundle.folder}: has no graph for --bitwise; build it with --bitwise, or decode without")

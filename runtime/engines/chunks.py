@@ -12,8 +12,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 # Rows at which products take as long as the weights they read, in bf16. That is 195 on a 910B3, 235 on a 910B1, 910B2
-# and a die of a 910C, 326 on a 910B4 (`draftwood.compiler.device`: peaks of cube and memory, times the share that is
-# reached).
+# and a die of a 910C, and 326 on a 910B4. The figures are those of `draftwood.compiler.device`: peaks of cube and
+# memory, times the share that is reached.
 KNEE = 200
 # While more of the largest launch is left, it is the next one: of a row it costs the least.
 _PEELED = 4

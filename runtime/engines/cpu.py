@@ -33,8 +33,8 @@ PREFILL_ROWS = 256  # tokens of a prefill step: past that a larger one is no fas
 # Query heads as rows are faster for few rows, and for more of a long text: docs/results/speed.md.
 FEW_ROWS, TOKENS_A_ROW = 4, 128
 PROBED = 4  # tokens of a text by which it is found out what a row's bits depend on
-# onnxruntime's attention takes rows in blocks of twice a head's width, or fewer where a cache is small, but never of
-# less than this; a last block of one row is summed in another order than rows that stand together.
+# onnxruntime's attention takes rows in blocks of twice a head's width, or fewer if a cache is small, but never of less
+# than this. A last block of one row is summed in another order than rows that stand together.
 LEAST_BLOCK = 16
 MASKED = np.float32(-1e38)  # finite: added to any score it stays a number, and its exponential is zero
 

@@ -49,7 +49,7 @@ class Left(NamedTuple):
 class DeviceParts:
     """The accept graphs and those of whole steps, with the buffers that they share; not for several threads at once.
 
-    ``apart`` asks for the parts of a step one by one, also where one launch could do them.
+    ``apart`` asks for the parts of a step one by one, even if one launch could do them.
     """
 
     draws_here = False
@@ -214,7 +214,7 @@ class DeviceParts:
     def _waiting(
         self, state: SequenceState, inputs: dict[str, NDArray]
     ) -> tuple[dict[str, NDArray], dict[str, Buffer]]:
-        """The rows that the drafter has not seen; their features are taken from the device where they lie there."""
+        """The rows that the drafter has not seen; their features are taken from the device if they lie there."""
         cache = state.draft
         assert cache is not None, "a gear that drafts belongs to a bundle with a drafter"
         self._drafting.settle(state, len(inputs["features.in"]))

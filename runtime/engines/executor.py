@@ -23,8 +23,8 @@ class Executor(Protocol):
 
         Args:
             inputs: the small inputs by name, in the host's memory.
-            buffers: by name the buffers on the device: the caches, which are written in place; inputs that are read
-            there, such as ``branch``; and outputs that stay there, such as ``branch.out``.
+            buffers: those on the device, by name. Caches are written in place, inputs such as ``branch`` are read
+                there, and outputs such as ``branch.out`` stay there.
 
         Returns:
             The other outputs by name, fp32 or whole numbers in the host's memory, valid until the next run.

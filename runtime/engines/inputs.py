@@ -88,7 +88,7 @@ def _fill_kept(
 ) -> None:
     """Fills which of the 64 best tokens, in order, top-k and top-p may keep and certainly keep, float32 [2, 64] each.
 
-    A token is kept if the mass before it is less than ``limit`` and the sum of the 64 probabilities times ``mass``.
+    A token is kept if the mass before it is less than ``limit`` plus the sum of the 64 probabilities times ``mass``.
     top-p is a share of all mass, which is 1, or of that of the k best tokens. It is met by less than the margin, or
     more. The best token is always kept.
     """

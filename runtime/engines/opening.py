@@ -19,7 +19,7 @@ class Opening(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     # ``full`` hashes every file, ``fast`` only what has changed since the last full verification on this machine; None
     # is full once and fast after that.
     verify: Literal["full", "fast"] | None = None
-    # Processors to use; all where None.
+    # Processors to use; all if None.
     threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = None
     # Of the caches of all texts together; a text for which there is no room waits. By default there is room for twice
     # as many texts of the whole context as a launch takes, in at most half of the machine's memory.
@@ -28,12 +28,12 @@ class Opening(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     prefixes: bool = True
     # Texts that may wait for room; one more is refused with BusyError. None allows any number.
     waiting: Annotated[int, Meta(ge=0)] | None = None
-    # If the engine cannot be opened, or fails in its quick proof, decode with what there is: a CPU's engine, or eager
-    # PyTorch for graphs of an NPU alone.
+    # If the engine cannot be opened, or fails in its quick proof, decode with what there is. That is a CPU's engine, or
+    # eager PyTorch for graphs of an NPU alone.
     fallback: bool = False
 
     def but(self, **options: Any) -> Opening:
-        """The same with other options, by name; RequestError for another name, or a value that makes no sense."""
+        """A copy with some options replaced; RequestError for an unknown name, or a value that makes no sense."""
         if unknown := options.keys() - set(self.__struct_fields__):
             known = ", ".join(self.__struct_fields__)
             raise RequestError(f"{min(unknown)}: no such option of opening; expected one of {known}")

@@ -61,7 +61,7 @@ class Place:
         self.pool, self.number, self._left, self.drafts = pool, number, iter(caches), drafts
 
     def zeros(self, shape: tuple[int, ...]) -> Buffer:
-        """The next of its caches, for a `DeferredKvCache` that asks for them in order."""
+        """The next of its caches; a `DeferredKvCache` asks for them in order."""
         following = next(self._left)
         assert tuple(following.shape) == shape, (following.shape, shape)
         return following

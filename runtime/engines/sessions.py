@@ -123,7 +123,7 @@ class Bindings(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """One launch; BundleError where the graph fails."""
+        """One launch; BundleError if the graph fails."""
 
     def input(self, name: str, array: NDArray) -> None:
         """Binds an input to the array's memory; binding the same memory again costs nothing."""

@@ -127,7 +127,7 @@ class StaticEngine(Engine):
         return branches(graph, kv) | dict(zip(graph.caches, kv.buffers, strict=True))
 
     def tree_graph(self, rows: int, slots: int) -> GraphSignature:
-        """The graph that verifies a tree of ``rows`` rows; BundleError where there is none."""
+        """The graph that verifies a tree of ``rows`` rows; BundleError if there is none."""
         kind = "decode" if rows == 1 else "verify"
         for graph in self.graphs:
             if graph.kind == kind and (kind == "decode" or graph.rows == rows) and graph.slots == slots:

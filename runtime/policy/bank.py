@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Of all texts of a bundle, of which one may win the time that another one loses: as much of plain decoding's time, and
-# so many plain steps of one text. Three unlucky texts may lose the latter before anything was learned.
+# For all texts of a bundle together: a share of plain decoding's time, and so many plain steps of one text. One text
+# may win the time that another one loses. Three unlucky texts may lose the credit before anything was learned.
 EXTRA, CREDIT = 0.02, 16.0
 # Of one text, apart from earlier texts' gains: a plain step for so many tokens that it may have, `CREDIT` at most.
 TEXT_EXTRA, TOKENS_A_CREDIT = 0.03, 8
@@ -19,8 +19,8 @@ TEXT_EXTRA, TOKENS_A_CREDIT = 0.03, 8
 
 @dataclass(slots=True)
 class Account:
-    """Time ``saved_us`` by drafting, negative if it was lost, in microseconds of the device, next to the time that
-    plain decoding would have taken for the tokens so far."""
+    """Time ``saved_us`` by drafting, negative if it was lost, in microseconds of the device. ``plain_us`` is the time
+    that plain decoding would have taken for the tokens so far."""
 
     extra: float
     credit: float

@@ -25,8 +25,8 @@ HOPE = {True: 0.85, False: 0.7}
 STRENGTH, WEAK_STRENGTH = 300.0, 4.0
 # Counts fade to 1/e in 2000 steps, of any text.
 FADES = 1 - 1 / 2000
-# The log-odds by which a level that went on, or did not, moves a text's ease at most, and the share of its ease that a
-# text keeps from one step to the next.
+# The log-odds by which a level that went on, or did not, moves a text's ease at most. The second is the share of its
+# ease that a text keeps from one step to the next.
 MOVES, KEPT = 0.15, 0.99
 
 

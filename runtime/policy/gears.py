@@ -45,10 +45,10 @@ class Gears:
         return [gear for gear in self.gears if slots <= gear.slots and length < gear.slots - self.rows[gear.name]]
 
     def fitting(self, length: int, slots: int) -> dict[str, Gear]:
-        """The gears that fit after ``length`` tokens of a text that has grown to a KV length of ``slots``, by tree;
-        plain decoding is one of them, or the context is full.
+        """The gears, by tree, that fit after ``length`` tokens of a text that has grown to a KV length of ``slots``. If
+        plain decoding is not one of them, the context is full.
 
-        Plain decoding and drafts are each taken at the least KV length that holds them: a text grows where it must.
+        Plain decoding and drafts are each taken at the least KV length that holds them: a text grows only if it must.
         """
         fits = self.with_room(length, slots)
         least = {drafts: min((g.slots for g in fits if bool(g.draft) == drafts), default=0) for drafts in (False, True)}

@@ -41,7 +41,7 @@ class StepTimes:
 
     Args:
         rows: of each gear, by name.
-        pace: that of all launches; guesses have another, for they have another unit.
+        pace: that of all launches; guesses have their own, since their unit is another.
     """
 
     def __init__(

@@ -20,9 +20,10 @@ from draftwood.runtime.speculation.sampling import Logits
 class Adjustment:
     """The changes to the logits of one text; positions are absolute, and drawn tokens begin after the prompt.
 
-    In this order, as in vLLM: the bias is added; a positive logit of a token that prompt or answer has is divided by
-    ``repetition_penalty``, and another one is multiplied by it (Keskar et al., 2019, arXiv 1909.05858); of a token that
-    the answer has ``presence_penalty`` is subtracted, and ``frequency_penalty`` as often as it came.
+    The order is vLLM's. First the bias is added. Then come the tokens that prompt or answer has: a positive logit is
+    divided by ``repetition_penalty``, any other is multiplied by it (Keskar et al., 2019, arXiv 1909.05858). Last, for
+    a token that the answer has, ``presence_penalty`` is subtracted once, and ``frequency_penalty`` as often as the
+    token came.
     """
 
     def __init__(self, wishes: Wishes, prompt: Sequence[int]) -> None:

@@ -69,7 +69,7 @@ class TeacherOutput(NamedTuple):
     features_RF: NDArray[np.float32]
 
     def copied(self) -> TeacherOutput:
-        """The same outputs, which the next step leaves alone."""
+        """A copy of the outputs, which the next step leaves alone."""
         return TeacherOutput(self.logits_RV.copy(), self.choice_R.copy(), self.features_RF.copy())
 
 
@@ -83,7 +83,7 @@ class Prefill(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The work of one step for one text: the one record, for the stream, the policy and the trace.
+    """The work of one step for one text: the one record that the stream, the policy and the trace read.
 
     Args:
         gear: that ran.

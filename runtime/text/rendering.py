@@ -3,8 +3,8 @@
 Also the program of the process that renders them. A template is somebody else's code, and no check of its text bounds
 its cost. Compiling folds constants, one multiplication of integers cannot be interrupted, and a text grows in a dozen
 ways. So `draftwood.runtime.text.chat` starts this file by its path. The system enforces limits on memory and processor
-time. The file imports nothing of the project, and jinja2 only where a template is read: the process that asks needs
-the messages and limits alone.
+time. The file imports nothing of the project, and jinja2 only when a template is read: the process that asks needs the
+messages and limits alone.
 
 A message is four bytes of length, most significant first, and so many bytes of JSON. The first one holds the templates
 by name. Each is answered by an object of ``text``, ``refused`` or ``failed``.

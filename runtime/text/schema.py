@@ -1,4 +1,4 @@
-"""JSON schemas of which llguidance would make another form, and say nothing.
+"""JSON schemas that llguidance would silently turn into others.
 
 It reads numbers as 64-bit floats, and not always the nearest one. It lets the whole number in at the open end of a
 range below it, and drops ``prefixItems`` if an older draft's keywords stand there too. Such schemas are refused.

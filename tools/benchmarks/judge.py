@@ -46,8 +46,8 @@ def _last_number(text: str) -> float | None:
 def program(prompt: str, text: str, function: str, test: str) -> str:
     """The program of a model's answer and HumanEval's test of it.
 
-    The answer is the first block of code that defines the function; or else all of the text, which goes on from the
-    prompt if it does not define the function itself.
+    The answer is the first block of code that defines the function, or else all of the text. A text that does not
+    define the function itself goes on from the prompt.
     """
     head = f"def {function}("
     blocks = (block for block in _BLOCK.findall(text) if head in block)

@@ -104,12 +104,12 @@ class Lab:
         return before != place
 
     def options(self, ask: SectionSettings, temperature: float, ignore_eos: bool = True) -> Options:
-        """How texts are decoded; past the end token where all texts shall weigh the same."""
+        """How texts are decoded; with ``ignore_eos`` past the end token, so that all texts weigh the same."""
         sampling = Sampling(temperature=temperature, seed=self.suite.seed)
         return Options(max_new_tokens=ask.max_new_tokens, sampling=sampling, ignore_eos=ignore_eos)
 
     def text(self, engine: Engine, length: int, number: int) -> tuple[str, list[int]]:
-        """The ``number``-th text of a length, from 0; RequestError where the prompts do not make so many."""
+        """The ``number``-th text of a length, from 0; RequestError if the prompts do not make so many."""
         text = next(islice(long_texts(engine, self.prompts, length), number, None), None)
         if text is None:
             what = f"fewer than {number + 1} prompts fit {length} tokens"

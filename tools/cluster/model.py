@@ -92,8 +92,8 @@ class Replicas:
             del self._tasks[message.id]
 
     async def _ask(self, message: Ask | Encode, again: bool) -> bool:
-        """Whether the text came to an end; else it may be asked for again: its replica ended before it began, and not
-        while its prompt and grammar were read, which may have ended it."""
+        """Whether the text came to an end; else it may be asked for again. Its replica then ended before the text
+        began, and not while prompt and grammar were read, which may have ended the replica."""
         unharmed = again
         session = message.session if isinstance(message, Ask) else ""
         response = self._handle.options(session_id=session).remote(msgspec.msgpack.encode(message))

@@ -78,7 +78,7 @@ def _deployed(args: argparse.Namespace, bundle: Path) -> Deployed:
 
 
 def _enough(deployed: dict[str, Deployed]) -> int:
-    """The processors of this machine; RequestError where the replicas need more."""
+    """The processors of this machine; RequestError if the replicas need more."""
     needed = sum(application.replicas * application.threads for application in deployed.values())
     if needed > default_threads():
         raise RequestError(

@@ -27,13 +27,13 @@ from draftwood.tools.reference.followed import ExchangedEager, beyond_last_bits
 FACTOR, FACTOR_OF_HALVES = 8, 32
 # In half precision a graph moves fewer values: it sums in fp32, and another order changes what is rounded afterwards
 # now and then. Measured on teachers of two layers: the interpreter differed by nothing, in W8A8 and with sums of two
-# ranks by half of what this moves; a dropped commit by 1.5 times that.
+# ranks by half of what this moves. A dropped commit differed by 1.5 times that.
 FACTOR_IN_HALF = 1
 # One value of every row is moved by a whole step of its rounding. A graph moves few, and several in few rows. Measured
 # on SmolLM2: 0.4 of that in four bits, 0.3 in W8A8.
 FACTOR_OF_STEPS = 2
 SEEDS = 2
-STEPS = 127  # of a row's, or a block's, largest value where it is rounded to int8
+STEPS = 127  # of a row's, or a block's, largest value if it is rounded to int8
 # A row with less added to it than this share of the median's counts as one with so much. Otherwise the last bits of a
 # state that is a thousand times as large would be all of it.
 _LEAST = 0.1
@@ -46,7 +46,7 @@ def host(values: Any, heads: int = 0) -> NDArray[np.float32]:
     """A cache's values as fp32 in the host's memory, wherever the engine keeps them; all ``heads`` of several ranks."""
     if hasattr(values, "parts"):
         parts = [host(part) for part in values.parts]
-        # Where there are fewer heads than ranks, several hold the same.
+        # If there are fewer heads than ranks, several ranks hold the same ones.
         return np.concatenate(parts[:: len(parts) * len(parts[0]) // heads])
     return np.asarray(values.float().cpu().numpy() if hasattr(values, "float") else values)
 

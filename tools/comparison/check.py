@@ -124,7 +124,7 @@ class Cycles:
 
 
 def sample_prompts(bundle: Bundle, path: Path | None, limit: int) -> Iterator[NDArray[np.int64]]:
-    """Token ids of real prompts where the bundle has a tokenizer, else of a seeded random text."""
+    """Token ids of real prompts if the bundle has a tokenizer, else of a seeded random text."""
     vocabulary, most = bundle.manifest.dims.vocabulary, min(g.slots for g in bundle.manifest.gears) // 2
     if bundle.tokenizer is None:
         if path is not None:

@@ -28,21 +28,22 @@ from draftwood.trees import TreeBuffers, require
 
 # How far bf16 is from fp32 is a property of the model, not a fault: reported, and refused only if it is absurd.
 ROUNDED_TOLERANCE = 2e-1
-# The share of drafted tokens that may differ is this times the tolerance: none in fp32, and three in ten in half
-# precision, whose neighbouring candidates are a rounding apart. In int8 no more (measured 4e-2 of the demo's EAGLE-3).
+# The share of drafted tokens that may differ is this times the tolerance. That is none in fp32, and three in ten in
+# half precision, whose neighbouring candidates are a rounding apart. In int8 no more (measured 4e-2 of the demo's
+# EAGLE-3).
 DIFFERING_TOKENS = 10
 # A score is the small difference of logits, and a path's the sum of several: their rounding is that of the logits.
 SCORES = 3
 STEPS = 6  # tree steps a prompt and gear: enough for commits in place, moved, and both in turn
 
 
-# Where no rounding was measured.
+# The reason if no rounding was measured.
 CHOSEN = "chosen for this arithmetic"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One quantity of one graph; the difference is a share of the largest reference value, or of a row's length where
+    """One quantity of one graph; the difference is a share of the largest reference value, or of a row's length if
     blocks are compared one by one.
 
     ``graphs`` says whose were compared: "cpu", "static" and "bitwise" with eager fp32, "ge" with eager in the NPU's
@@ -256,8 +257,8 @@ def _compared_draft_caches(
 
 
 def compare_chunk(pair: Pair, graph: GraphSignature, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
-    """A graph for prompts, or one that extends a drafter's caches, on a chunk that fills it; the prompt is repeated
-    where it is shorter."""
+    """A graph for prompts, or one that extends a drafter's caches, on a chunk that fills it; the prompt is repeated if
+    it is shorter."""
     assert isinstance(pair.engine, StaticEngine)
     rows = min(graph.rows, graph.slots // 2)
     # The last token waits for the one after it.

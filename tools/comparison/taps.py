@@ -90,7 +90,7 @@ def _state(node: onnx.NodeProto, weights: set[str], makers: dict[str, onnx.NodeP
 
 
 class Taps:
-    """The states that an engine's launches have shown, for a reference that follows it."""
+    """The states that an engine's launches have shown; a reference that follows it reads them."""
 
     def __init__(self) -> None:
         # Of the last launch, text by text.

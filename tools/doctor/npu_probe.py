@@ -228,7 +228,7 @@ def _apart(got: Iterable[Tensor], want: Iterable[Tensor], tolerance: float) -> s
 
 
 def kernels_of(launch: Callable[[], object], device: str) -> dict[str, str]:
-    """Kernel type -> the core that it ran on, by torch_npu's profiler; empty where there is none."""
+    """Kernel type -> the core that it ran on, by torch_npu's profiler; empty if ``device`` is no NPU."""
     if not device.startswith("npu"):
         return {}
     with tempfile.TemporaryDirectory() as folder:

@@ -29,8 +29,8 @@ _DRAFTWOOD: tuple[str, ...] = (sys.executable, "-m", "draftwood.tools.cli")
 class TrialCommand:
     """A command with its limit.
 
-    ``report`` is the JSON file that it writes, None where it prints its JSON or has none. Without ``needs``, which an
-    earlier step makes, it is left out.
+    ``report`` is the JSON file that it writes, None if it prints its JSON or has none. An earlier step makes ``needs``;
+    without that file the command is left out.
     """
 
     name: str

@@ -29,8 +29,8 @@ LIMIT = 0.03
 # A precision that rounds more has to be so much faster, or a busy machine could have made the difference.
 GAIN = 1.05
 INT8_DRAFTER = "--int8-drafter"
-# Sequences and rows of the steps that count alike: of one sequence and of eight, without drafts and with a tree of the
-# middle size of those that are built.
+# Sequences and rows of the steps that count alike: of one sequence and of eight, without drafts and with a tree. The
+# tree is of the middle size of those that are built.
 STEPS = ((1, 1), (1, 8), (8, 1), (8, 8))
 # By whether the checkpoint's rows are rounded already.
 ROUNDS = {

@@ -232,8 +232,9 @@ def _host_share(passes: Sequence[Pass]) -> float:
 
 
 def _occupancy(count: int, plain: Sequence[Pass], fast: Sequence[Pass]) -> dict[str, Any]:
-    """Figures of the steps of so many texts, if there were any. They are goodput in tokens a second, the ms that a text
-    waits for a token, and the share of texts' steps with each gear in launches of each number of texts."""
+    """Figures of the steps of so many texts, if there were any. They are goodput in tokens a second and the ms that a
+    text waits for a token. For each gear and number of texts in a launch there is also its share of the texts'
+    steps."""
     occupancy: dict[str, Any] = {"texts": count}
     for name, passes in ((PLAIN, plain), (FAST, fast)):
         steps = sum((passed.occupancies.get(count, OccupancySteps()) for passed in passes), OccupancySteps())

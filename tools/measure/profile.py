@@ -63,7 +63,7 @@ def measure(
     texts: Sequence[int] = (1,),
 ) -> list[LatencyTable]:
     """Times the steps of each bundle's trees, and bushy trees of other ``rows``, at every KV length, for each number of
-    ``texts`` that share a launch, in `LEAST_ROUNDS` rounds or more, or in ``rounds``. All engines share the rounds."""
+    ``texts`` that share a launch. All engines share the rounds: ``rounds`` or more, by default `LEAST_ROUNDS`."""
     rounds = LEAST_ROUNDS if rounds is None else rounds
     if rounds < 1:
         raise RequestError(f"--rounds {rounds}: expected at least 1")

@@ -23,7 +23,7 @@ _FED = {"cpu": 2048, "cuda": 1 << 17}
 
 # One token a row, int64 [B]: of the logits [B, V], the numbers of the texts that the rows are of, and positions [B].
 Draws = Callable[[Tensor, Sequence[int], Tensor], Tensor]
-# Takes the texts' numbers and the teacher's states of the tokens that were fed, [B, T, A]; of a prompt that is shorter
+# Takes the texts' numbers and the teacher's states of the tokens that were fed, [B, T, A]. Of a prompt that is shorter
 # than the others only the last columns count.
 Keep = Callable[[Sequence[int], Tensor], None]
 

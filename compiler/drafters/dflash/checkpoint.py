@@ -5,7 +5,7 @@ writer       told by                            layer ids of the teacher's state
 ===========  =================================  =======================================  ==========================
 z-lab        DFlashDraftModel                   left, dflash_config.target_layer_ids     the first mask row
 SpecForge    the same                           the same                                 the same; the root's row
-                                                                                         where shift_label is true
+                                                                                         if shift_label is true
 speculators  speculators_model_type dflash      entered, aux_hidden_state_layer_ids      as sample_from_anchor says
 DeepSpec     Qwen3DSparkModel, markov_rank 0    left, target_layer_ids                   the root's row
 ===========  =================================  =======================================  ==========================

@@ -121,5 +121,5 @@ def vocabulary_of(config: DFlashConfig) -> Vocabulary:
 
 
 def ends(opened: CachedCheckpoint[Block]) -> dict[str, Tensor]:
-    """Embedding and output matrix, for a layout with both."""
+    """Embedding and output matrix of a layout with both."""
     return {"embed_tokens.weight": embedding(opened), HEAD: output_matrix(opened)}

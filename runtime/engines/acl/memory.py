@@ -22,9 +22,10 @@ from draftwood.runtime.engines.acl.values import STORED, item_bytes, to_host
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # aclrtMemcpyKind
 _HUGE_FIRST = 0  # aclrtMemMallocPolicy: large pages for what has more than 1 MB
-# What a piece of a block must span where the block is cut by hand (aclrtMalloc in 11-01 of the runtime's reference).
+# How a block is cut by hand (aclrtMalloc in 11-01 of the runtime's reference). A piece begins at a multiple of the
+# first, its size is rounded up to the second, and the third is left free after it.
 _PIECE_START, _PIECE_UNIT, _PIECE_REST = 64, 32, 32
-# Where weights begin, as in GE's combined file: on an Atlas A2 a read from another place takes up to 1.4 times as long
+# Where weights begin, as in GE's combined file. On an Atlas A2 a read from another place takes up to 1.4 times as long
 # (Ascend C, best practices, "Using 512-Byte Alignment for the GM Address").
 WEIGHT_START = 512
 
@@ -60,7 +61,7 @@ class AclDevice:
         self.library.call("aclrtSetCurrentContext", self._context)
 
     def allocate(self, count: int, where: str) -> int:
-        """The address of ``count`` bytes of zeros, 64-byte aligned; RequestError where there is no room."""
+        """The address of ``count`` bytes of zeros, 64-byte aligned; RequestError if there is no room."""
         self.enter()
         with suppress(IndexError):  # until none is left
             while address := self._dropped.popleft():

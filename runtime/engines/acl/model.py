@@ -221,7 +221,7 @@ class Model:
         return inputs, outputs
 
     def _in_order(self, names: list[str]) -> list[TensorSignature]:
-        """By name where the model has kept them (GE may leave out an input that nothing reads), else by place."""
+        """By name if the model has kept the names (GE may leave out an input that nothing reads), else by place."""
         known = {spec.name: spec for spec in self._graph.inputs}
         if all(name in known for name in names):
             return [known[name] for name in names]

@@ -89,7 +89,7 @@ class RequestBindings(Bindings):
 
 
 class OpenVinoExecutor(OnnxExecutor):
-    """Graphs compiled for a device, from blobs that were kept where there are any."""
+    """Graphs compiled for a device, or read from the blobs of earlier compilations."""
 
     def __init__(self, bundle: Bundle, device: OpenVinoDevice) -> None:
         super().__init__(bundle, None)
