@@ -205,7 +205,7 @@ class Precision(FrozenFields, frozen=True):
     """How the numbers of a graph set are kept; whole numbers keep their own types.
 
     ``weights`` int8 are those of the teacher's quantised layers, uint4 those of its packed ones, four or eight bits
-    each; all other weights are as ``activations``.
+    each. All other weights are as ``activations``.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Memory for the caches of texts: a budget, the admission of texts, and the kept caches of ended ones.
 
-A text is admitted only with room for all that it may need at its end, so no admitted text is ever stopped for lack of
+A text is admitted only with room for all that it may need at its end. So no admitted text is ever stopped for lack of
 room. The rest of the budget keeps ended texts; the least recently used goes first. A prompt that begins like one of
 them starts after the shared part. A prompt that goes on with nearly all of the ended text takes its caches over, as a
 chat's next turn does. Any other prompt copies the shared part.
@@ -24,7 +24,7 @@ from draftwood.runtime.speculation.sequence import SequenceState
 
 # Tokens below which a shared beginning is not worth it.
 LEAST_SHARED = 16
-# A text that continues a kept one may throw away this many of its tokens; if it would lose more, it copies the shared
+# A text that continues a kept one may throw away this many of its tokens. If it would lose more, it copies the shared
 # part.
 MOST_LOST = 32
 # By default there is room for this many texts of the whole context, for each text of a launch.

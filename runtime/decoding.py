@@ -73,7 +73,7 @@ class Asked(TypedDict, total=False):
     bad_words: Sequence[str]
     min_tokens: int
     logit_bias: Mapping[int, float]
-    # Against repeating: subtracted from the logits of the answer's tokens, once or as often as they came; and a factor
+    # Against repeating: subtracted from the logits of the answer's tokens, once or as often as they came. Then a factor
     # for those of prompt and answer.
     presence_penalty: float
     frequency_penalty: float

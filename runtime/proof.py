@@ -31,7 +31,7 @@ from draftwood.trees import TreeBuffers
 PROMPT_TOKENS = 12
 # After it trees reach over the border of a block: there a bitwise engine's sums change their form.
 BORDER_TOKENS = BLOCK_SLOTS - 2
-# Tokens of a prompt that are read one by one, to hold the smallest graph for prompts to it; rounding is measured after
+# Tokens of a prompt that are read one by one, to hold the smallest graph for prompts to it. Rounding is measured after
 # as many.
 SINGLE_TOKENS = 32
 

@@ -1,6 +1,6 @@
 """The cost of a mixture of experts: the experts that the rows of a step touch are read, the others are not.
 
-One row reads K of E experts; the rows of a tree choose for themselves, so a step of many rows reads nearly all of them.
+One row reads K of E experts. The rows of a tree choose for themselves, so a step of many rows reads nearly all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rules of Ascend's operators, checked on a lowered GE graph.
 
 The rules here are those of ``npu_fused_infer_attention_score`` (FIA), those of all other operators in
-``operator_rules``; every finding names the document or source file that states its rule. An error is refused by the
+``operator_rules``. Every finding names the document or source file that states its rule. An error is refused by the
 device, or computes something else there; a warning costs time.
 """
 

@@ -1,7 +1,7 @@
 """Which element types CANN's kernels take on a 910B and 910C, and on which engine, by release.
 
 The table is distilled by ``draftwood.tests.house.operator_types`` from the public operator store of CANN 8.1.RC1 and
-the open operator definitions of later releases; it names their commits. GE matches a node as its open source says
+the open operator definitions of later releases. It names their commits. GE matches a node as its open source says
 (compiler/engines/nn_engine: sub_ops_store.cc and op_dtype_rise_matcher.cc, 9.1.0). Each operand and result has its type
 in one row, or float32 instead of a half type, for which GE adds a Cast.
 """

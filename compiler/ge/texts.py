@@ -1,6 +1,6 @@
 """A draft step of several texts, made of the program for one: an operator of one text becomes one of all texts.
 
-A value either has an axis of texts in front, or the rows of all texts follow each other; one is a view of the other.
+A value either has an axis of texts in front, or the rows of all texts follow each other. One is a view of the other.
 Products with a weight, norms and lookups take rows; elementwise operators, and those along an axis, take the axis in
 front. Caches are one pool, written at places that are moved on text by text. An operator that is not known here runs
 for each text alone.

@@ -2,8 +2,8 @@
 
 GE's combined form of external weights: raw tensors in one file, each on a 512-byte boundary. The attributes
 ``location``, ``offset`` and ``length`` of a FileConstant address them (docs/en/design/features/external_weight.md of
-GE's open source). An index next to the file says where each tensor lies and which tensors of the checkpoint make it, so
-that weights can be bound after the build.
+GE's open source). An index next to the file says where each tensor lies and which tensors of the checkpoint make it. So
+weights can be bound after the build.
 """
 
 from __future__ import annotations

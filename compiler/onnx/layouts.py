@@ -1,7 +1,7 @@
 """Matrices as this machine's kernels read them, in a bundle's weights file after the plain ones.
 
 onnxruntime lays a constant matrix out when it opens a graph, and every session keeps a copy of its own in memory. A
-layout that lies in the file is mapped instead, so all graphs of a bundle and all processes that serve it share its
+layout that lies in the file is mapped instead. So all graphs of a bundle and all processes that serve it share its
 pages. It is named by a hash of its content: a machine whose kernels want another layout finds none of that name, and
 makes its own in memory.
 

@@ -1,7 +1,7 @@
 """The plan of the split, said once: by the name of a layer, the part of its weight that each device holds, and the
 joining of the parts.
 
-Layers with the same name are split alike in every teacher and drafter, so a new family of teachers gets its split from
+Layers with the same name are split alike in every teacher and drafter. So a new family of teachers gets its split from
 the names of its layers. Every device has all other tensors whole (norms, rotary tables, maps of ids). The split is
 Megatron's (Shoeybi et al., 2019, arXiv 1909.08053): columns into attention and SwiGLU, rows out of them.
 """

@@ -156,8 +156,8 @@ class Started:
 class InPlaceStep(nn.Module):
     """A step as the device runs it: caches are inputs that it changes, not outputs.
 
-    It runs the exported program of the step's ``.air``, already in the NPU's operators, so that the graph compiled for
-    the device is the graph that was proved.
+    It runs the exported program of the step's ``.air``, already in the NPU's operators. So the graph compiled for the
+    device is the graph that was proved.
     """
 
     def __init__(self, step: Step, device: torch.device) -> None:

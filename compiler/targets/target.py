@@ -22,7 +22,7 @@ from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.storage import Storage
 from draftwood.compiler.teachers.config import TeacherConfig
 
-# Weights are written into the bundle; or read from the checkpoint's own files, if they have the needed form there; or
+# Weights are written into the bundle, or read from the checkpoint's own files if they have the needed form there, or
 # left out, to be bound later.
 WeightMode = Literal["copy", "link", "none"]
 Progress = Callable[[str], None]

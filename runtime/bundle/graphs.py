@@ -25,7 +25,7 @@ def check_graph(folder: Path, signature: GraphSignature, weights: str | None, by
     """Inputs and outputs of a graph's file against its signature; its weights lie in ``weights`` and nowhere else.
 
     ``bytes_to`` are the first bytes of the weights' tensors of bytes by their ends. onnxruntime reads a matrix's layout
-    by the graph's word for its length, so each has to be one of these from its first page's border on.
+    by the graph's word for its length. So each has to be one of these from its first page's border on.
 
     Raises:
         BundleError: they differ, or the file is no ONNX model.

@@ -18,8 +18,8 @@ from draftwood.manifest import MANIFEST_FILE, File, file_digest
 
 # Raised when opening proves more than it did, so that old records no longer count.
 _VERSION = 1
-# File systems stamp changes by a clock that ticks every 10 ms at most; a file that changed this long ago cannot
-# change again unseen.
+# File systems stamp changes by a clock that ticks every 10 ms at most. A file that changed this long ago cannot change
+# again unseen.
 _TICK_NS = 20_000_000
 
 

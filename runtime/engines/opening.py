@@ -16,7 +16,7 @@ class Opening(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
 
     # ``cpu``, ``npu`` or another registered engine; None takes the best that machine and bundle allow.
     engine: str | None = None
-    # ``full`` hashes every file, ``fast`` only what has changed since the last full verification on this machine; None
+    # ``full`` hashes every file, ``fast`` only what has changed since the last full verification on this machine. None
     # is full once and fast after that.
     verify: Literal["full", "fast"] | None = None
     # Processors to use; all if None.

@@ -43,7 +43,7 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
 
 def session_options(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.SessionOptions:
     """The options to open a graph with. If no pool is shared it has one of its own, and ``threads`` None means all
-    processors. A waiting pool spins, and the pools of two sessions that take turns would rob each other, so only that
+    processors. A waiting pool spins, and the pools of two sessions that take turns would rob each other. So only that
     of a step of any size spins. A graph that multiplies several rows at every step keeps its weights in a second
     layout, or each launch would make it anew. Static graphs, one for every tree, do so unless the weights are large.
     All other sessions share one memory map, unless the teacher's weights are packed.

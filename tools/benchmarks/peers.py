@@ -29,8 +29,8 @@ LOOKED_UP = 8  # tokens that others' speculation takes from the text so far
 
 
 def transformers_generate(model: Path, work: Path, threads: int, **options: Any) -> Generate:
-    """Transformers' own loop, fp32, eager PyTorch, default attention, a GGUF file dequantised; its prompt lookup
-    is speculation without a drafter, from n-grams of the text so far."""
+    """Transformers' own loop, fp32, eager PyTorch, default attention, a GGUF file dequantised. Its prompt lookup is
+    speculation without a drafter, from n-grams of the text so far."""
     from draftwood.environment import hide_torch_npu
 
     hide_torch_npu()

@@ -1,7 +1,7 @@
 """``draftwood calibrate``: the rank paths that a teacher's text takes, counted into one file of statistics.
 
-The source decides the counts: a bundle answers and its own steps are counted; a teacher's folder, with ``--drafter``,
-answers and its answers are ranked.
+The source decides the counts. A bundle answers, and its own steps are counted. A teacher's folder, with ``--drafter``,
+answers, and its answers are ranked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Does every graph of a bundle compute what eager PyTorch computes?
 
-Equal argmax proves little, so logits, features and caches are compared, on trees with branches after a real prefix,
+Equal argmax proves little. So logits, features and caches are compared, on trees with branches after a real prefix,
 through several steps with commits of every kind. They are compared twice. Whole, rounding grows with depth. Block by
 block, each from the graph's own input, it does not. The same comparison must notice controls that are wrong on purpose
 (another mask, shifted positions, a misrouted path, a dropped write, a wrong scale). The NPU's graphs are compared in

@@ -43,7 +43,7 @@ CHOSEN = "chosen for this arithmetic"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One quantity of one graph; the difference is a share of the largest reference value, or of a row's length if
+    """One quantity of one graph. The difference is a share of the largest reference value, or of a row's length if
     blocks are compared one by one.
 
     ``graphs`` says whose were compared: "cpu", "static" and "bitwise" with eager fp32, "ge" with eager in the NPU's
@@ -257,7 +257,7 @@ def _compared_draft_caches(
 
 
 def compare_chunk(pair: Pair, graph: GraphSignature, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
-    """A graph for prompts, or one that extends a drafter's caches, on a chunk that fills it; the prompt is repeated if
+    """A graph for prompts, or one that extends a drafter's caches, on a chunk that fills it. The prompt is repeated if
     it is shorter."""
     assert isinstance(pair.engine, StaticEngine)
     rows = min(graph.rows, graph.slots // 2)

@@ -2,7 +2,7 @@
 
     python -m draftwood.tools.doctor.npu_models NAME FOLDER
 
-Nothing is downloaded. A teacher's output matrix is its embedding, so that text likes to repeat itself; drafters mostly
+Nothing is downloaded. A teacher's output matrix is its embedding, so that text likes to repeat itself. Drafters mostly
 propose the last token again, so that drafts hit. Layers add as much as they read: a wrong mask changes the result.
 """
 

@@ -158,7 +158,7 @@ class _Texts:
 def side_by_side(
     ways: Mapping[str, Way], turns: Sequence[PlainTurn], options: Options, texts: int, number: int = 0
 ) -> dict[str, Pass]:
-    """Decodes the turns in every way, a few steps of each in turn, so that the machine's changes meet all alike; the
+    """Decodes the turns in every way, a few steps of each in turn, so that the machine's changes meet all alike. The
     order alternates with the round's ``number``."""
     going = {name: _Texts(way, turns, options, texts) for name, way in ways.items()}
     order = list(going.values())[:: -1 if number % 2 else 1]

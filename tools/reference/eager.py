@@ -31,7 +31,7 @@ from draftwood.tools.reference.invariants import Held
 class EagerEngine(Held):
     """Runs every step with plain PyTorch attention and no graph; slow, and independent of any lowering.
 
-    In fp32 over the weights of the ONNX graphs; with ``npu``, or if there are none, in the type and over the weights of
+    In fp32 over the weights of the ONNX graphs. With ``npu``, or if there are none, in the type and over the weights of
     the NPU's. Every step is held to its invariants.
     """
 

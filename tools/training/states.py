@@ -2,7 +2,7 @@
 
 Recomputing them at every visit would cost a good part of a training step. They are kept while the teacher writes the
 texts; missing ones are computed from the texts. A file holds the states of a shard, bfloat16 as uint16 [tokens, (1 +
-aux layers) * H]. It is named by a digest of all that it depends on, so another teacher, other layers or other texts
+aux layers) * H]. It is named by a digest of all that it depends on. So another teacher, other layers or other texts
 never meet a wrong file. Texts that do not fit are computed whenever they are asked for.
 """
 

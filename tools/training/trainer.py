@@ -1,7 +1,7 @@
 """Trains a drafter for a frozen teacher on the teacher's own texts: one loop for every kind.
 
-All kinds see the same batches of texts in the same order, so equal steps are equal data. A run can be stopped and
-goes on from its last checkpoint; started by torchrun, the processes share every batch and add up their gradients.
+All kinds see the same batches of texts in the same order, so equal steps are equal data. A run can be stopped and goes
+on from its last checkpoint. Started by torchrun, the processes share every batch and add up their gradients.
 """
 
 from __future__ import annotations
