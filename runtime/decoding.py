@@ -176,8 +176,6 @@ class Decoding:
         self.last: Outcome | None = None
         if options.stop_strings and bundle.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this bundle has none; stop by token ids instead")
-        if not engine.parts.draws_here:
-            _refuse_for_device(options)
         self._ends = frozenset() if options.ignore_eos else frozenset(bundle.manifest.teacher.eos)
         self._grammar: TextGrammar | ApartGrammar | None = (
             None if options.grammar is None else _grammar(engine, options.grammar)
@@ -383,8 +381,7 @@ class Decoding:
         """Keeps the log-probabilities of the last tokens."""
         if self.options.logprobs is None:
             return
-        if self.state.logprobs is None:
-            raise RequestError("logprobs: this engine draws on its device, and they stay there; leave logprobs out")
+        assert self.state.logprobs is not None, "every step leaves those that are wanted"
         self.logprobs += self.state.logprobs[: len(self.tokens) - len(self.logprobs)]
 
     def _piece(self, piece: str) -> str:
@@ -446,16 +443,6 @@ def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:
     if bad is not None:
         raise RequestError(f"prompt: token id {bad} is outside the vocabulary 0 to {dims.vocabulary - 1}")
     return tuple(prompt)
-
-
-def _refuse_for_device(options: Options) -> None:
-    """Refuses what draws on a device know nothing of."""
-    names = options.wishes.names()
-    names |= {name for name, asked in (("grammar", options.grammar), ("min_p", options.sampling.min_p)) if asked}
-    if names:
-        raise RequestError(
-            f"{min(names)}: this engine draws on its device, which knows none; leave it out, or take a CPU's"
-        )
 
 
 def _grammar(engine: Engine, grammar: Grammar | ApartGrammar) -> TextGrammar | ApartGrammar:

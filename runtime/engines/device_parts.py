@@ -3,12 +3,13 @@
 The results of a verify launch stay there, and the host learns the accepted path. If the bundle has graphs of whole
 steps, one launch drafts, verifies and accepts. A graph says which of its draws are sure. If a draw on the path is not,
 the host walks the tree itself and draws that row from its logits, the only row that is read back. So the text is that
-of the host's draws, to the bit.
+of the host's draws, to the bit. A text under a grammar, a restriction, penalties or min-p is drawn by the host alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from numpy.typing import NDArray
@@ -24,9 +25,9 @@ from draftwood.runtime.engines.sessions import fixed
 from draftwood.runtime.speculation.draft_cache import DeviceRows
 from draftwood.runtime.speculation.drafting import Drafting
 from draftwood.runtime.speculation.kv_cache import Buffer
-from draftwood.runtime.speculation.sampling import draw
+from draftwood.runtime.speculation.sampling import Logits, draw
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.step import Draft, Taken
+from draftwood.runtime.speculation.step import Draft, Taken, accept, keep_logprobs
 from draftwood.trees import Accepted, walk
 
 # T rows of a graph, V vocabulary, F features
@@ -51,8 +52,6 @@ class DeviceParts:
 
     ``apart`` asks for the parts of a step one by one, even if one launch could do them.
     """
-
-    draws_here = False
 
     def __init__(
         self,
@@ -115,7 +114,8 @@ class DeviceParts:
             return None
         (state,), (gear,) = states, gears
         graph = self._wholes.get(whole_name(gear.name, draws_of(state.sampling)))
-        if self.apart or graph is None or graph.slots != state.slots:
+        # A guided draft needs its noise from the host.
+        if self.apart or graph is None or graph.slots != state.slots or state.guide is not None:
             return None
         inputs, buffers = self._given(state, gear, graph)
         outputs = self._executor.run(graph, inputs, buffers)
@@ -182,19 +182,28 @@ class DeviceParts:
 
     def _walked(self, state: SequenceState, draft: Draft, left: Left, path: list[int]) -> Accepted:
         """The graph's path if all its rows are sure, else the host's own."""
+
+        @cache
+        def logits_of(row: int) -> Logits:
+            return self._executor.read(left.buffers["logits"][left.first + row])
+
         assert left.outputs is not None
         drawn_T, sure_T = left.outputs["drawn"], left.outputs["sure"]
+        if state.drawn_by_host:
+            return accept(state, draft, logits_of)
         if sure_T[path].all():
-            return Accepted(tuple(path), int(drawn_T[path[-1]]), tuple(draft.tree.ranks[path[1:]].tolist()))
+            accepted = Accepted(tuple(path), int(drawn_T[path[-1]]), tuple(draft.tree.ranks[path[1:]].tolist()))
+        else:
 
-        def drawn(row: int, depth: int) -> int:
-            if sure_T[row]:
-                return int(drawn_T[row])
-            self.host_draws += 1
-            logits_V = self._executor.read(left.buffers["logits"][left.first + row])
-            return draw(logits_V, state.sampling, state.length + depth + 1)
+            def drawn(row: int, depth: int) -> int:
+                if sure_T[row]:
+                    return int(drawn_T[row])
+                self.host_draws += 1
+                return draw(logits_of(row), state.sampling, state.length + depth + 1)
 
-        return walk(draft.tree, draft.tokens_T, drawn)
+            accepted = walk(draft.tree, draft.tokens_T, drawn)
+        keep_logprobs(state, draft, accepted, logits_of)
+        return accepted
 
     def _given(
         self, state: SequenceState, gear: Gear, graph: GraphSignature

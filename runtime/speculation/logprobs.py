@@ -6,7 +6,6 @@ a plain step give the same ones up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,10 +34,3 @@ def token_logprobs(logits_V: NDArray[np.float32], token: int, count: int) -> Tok
     logprobs_V = logits_V - (peak + np.log(np.exp(logits_V - peak).sum()))
     ids_K: NDArray[np.int64] = np.argsort(-logprobs_V, kind="stable")[:count] if count else np.empty(0, np.int64)
     return TokenLogprobs(float(logprobs_V[token]), tuple((int(likely), float(logprobs_V[likely])) for likely in ids_K))
-
-
-def rows_logprobs(
-    logits_TV: NDArray[np.float32], rows: Sequence[int], tokens: Sequence[int], count: int
-) -> list[TokenLogprobs]:
-    """Log-probabilities of the tokens that were drawn at rows of a tree."""
-    return [token_logprobs(logits_TV[row], token, count) for row, token in zip(rows, tokens, strict=True)]

@@ -85,6 +85,11 @@ class SequenceState:
             self.adjustment.take(position, token)
         return token
 
+    @property
+    def drawn_by_host(self) -> bool:
+        """Whether only the host can draw: a device knows no constraint, no adjustment and no min-p."""
+        return self.constraint is not None or self.adjustment is not None or self.sampling.min_p > 0
+
     def extended(self, tokens_n: NDArray[np.int64], features: NDArray[np.float32]) -> None:
         """A prefill step has committed tokens; ``features`` of all or the last of them are copied."""
         self._open = None

@@ -11,7 +11,7 @@ lies, and neither opens nor commits a branch.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from draftwood.errors import UserError
 from draftwood.manifest import Gear
 from draftwood.runtime.speculation.draft_cache import DeviceRows
-from draftwood.runtime.speculation.logprobs import rows_logprobs
+from draftwood.runtime.speculation.logprobs import token_logprobs
 from draftwood.runtime.speculation.lookup import LOOKED_UP
+from draftwood.runtime.speculation.sampling import Logits
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.trees import Accepted, TreeBuffers, walk
 
@@ -130,6 +131,8 @@ class Outcome(NamedTuple):
         return self.draft_us + self.verify_us + self.host_us
 
 
+# The logits of a tree's row, float32 [V].
+LogitsOf = Callable[[int], Logits]
 # The results of a verify launch that acceptance reads: outputs in the host's memory, or places on a device.
 Verified = TypeVar("Verified")
 # The accepted rows, and the features of the path's rows, or of its last ones.
@@ -138,9 +141,6 @@ Taken = tuple[Accepted, NDArray[np.float32] | DeviceRows | None]
 
 class Parts(Protocol[Verified]):
     """The parts of a step. Each takes a list of texts and does them in one call, as many as the engine takes."""
-
-    # Whether the host draws, from logits that it is given.
-    draws_here: bool
 
     def whole(
         self, states: Sequence[SequenceState], gears: Sequence[Gear]
@@ -162,8 +162,6 @@ class Parts(Protocol[Verified]):
 class HostParts:
     """The parts of an engine that gives logits to the host, and launches draft and verify one by one."""
 
-    draws_here = True
-
     def whole(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
         return None
 
@@ -172,7 +170,7 @@ class HostParts:
     ) -> list[Taken]:
         accepted_rows: list[Taken] = []
         for state, draft, output in zip(states, drafts, verified, strict=True):
-            accepted = accept(state, draft, output.logits_RV)
+            accepted = accept(state, draft, output.logits_RV.__getitem__)
             accepted_rows.append((accepted, output.features_RF[list(accepted.rows)]))
         return accepted_rows
 
@@ -204,7 +202,7 @@ def speculative_step(parts: Parts[Verified], states: Sequence[SequenceState], ge
     ]
 
 
-def accept(state: SequenceState, draft: Draft, logits_TV: NDArray[np.float32]) -> Accepted:
+def accept(state: SequenceState, draft: Draft, logits_of: LogitsOf) -> Accepted:
     """Walks the tree by the teacher's own draws. The row at depth d decides the token at position length + d + 1.
 
     A place at which nothing can be drawn ends the walk: the text may end before it. If not, the next step raises.
@@ -212,16 +210,22 @@ def accept(state: SequenceState, draft: Draft, logits_TV: NDArray[np.float32]) -
 
     def drawn(row: int, depth: int) -> int | None:
         try:
-            return state.draw(logits_TV[row], state.length + depth + 1)
+            return state.draw(logits_of(row), state.length + depth + 1)
         except UserError:
             if depth == 0:
                 raise
             return None
 
     accepted = walk(draft.tree, draft.tokens_T, drawn)
-    if state.top is not None:
-        state.logprobs = rows_logprobs(logits_TV, accepted.rows, _gained(draft, accepted), state.top)
+    keep_logprobs(state, draft, accepted, logits_of)
     return accepted
+
+
+def keep_logprobs(state: SequenceState, draft: Draft, accepted: Accepted, logits_of: LogitsOf) -> None:
+    """Leaves the log-probabilities of a step's tokens in the state, if they are wanted."""
+    if state.top is not None:
+        gained = zip(accepted.rows, _gained(draft, accepted), strict=True)
+        state.logprobs = [token_logprobs(logits_of(row), token, state.top) for row, token in gained]
 
 
 def _gained(draft: Draft, accepted: Accepted) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ def time_step(
     ran = time.perf_counter_ns()
     for state, draft, output in zip(states, drafts, outputs, strict=True):
         state.branched(draft.tokens_T, output.features_RF)
-        accept(state, draft, output.logits_RV)
+        accept(state, draft, output.logits_RV.__getitem__)
         if path is None:
             state.rollback(state.length)
         else:

@@ -29,7 +29,7 @@ class HeldParts:
     """An engine's parts of a step; a draft is held to its invariants before anything is accepted of it."""
 
     def __init__(self, parts: Parts[Any]) -> None:
-        self._parts, self.draws_here = parts, parts.draws_here
+        self._parts = parts
 
     def whole(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> tuple[list[Draft], list[Any]] | None:
         launched = self._parts.whole(states, gears)

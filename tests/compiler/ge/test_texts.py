@@ -30,6 +30,7 @@ from draftwood.runtime.engines.sessions import allocate
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.rounding import HALF_TOLERANCE
 from draftwood.runtime.sharing import advance
+from draftwood.runtime.speculation.restriction import Wishes
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.tests.decoded import ended
@@ -70,7 +71,9 @@ def decodings(engine: GeEngine, names: Sequence[str]) -> list[Decoding]:
     found = []
     for text in range(TEXTS):
         sampling = Sampling(temperature=(0.0, 0.8, 1.3)[text % 3], top_p=0.9 if text % 2 else 1.0, seed=text)
-        asked = Options(max_new_tokens=TOKENS + text, sampling=sampling, ignore_eos=True)
+        # Some are drawn by the host alone.
+        wishes = Wishes(repetition_penalty=0.6, logit_bias={5: 2.0}) if text % 4 == 3 else Wishes()
+        asked = Options(max_new_tokens=TOKENS + text, sampling=sampling, wishes=wishes, ignore_eos=True)
         policy = Policies(engine.bundle, names[text % len(names)]).new(sampling.greedy, asked.max_new_tokens)
         found.append(Decoding(engine, prompt(text), asked, policy))
     return found

@@ -3,6 +3,7 @@ host."""
 
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +87,38 @@ def test_one_launch_changes_no_token(bundle: Bundle, engine, sampling: dict, mon
         steps = [kind for kind in launched if kind not in ("prefill", "decode", "extend")]
         assert steps == ["whole"] * found[1].steps
         assert found[0].token_ids == found[1].token_ids and found[0].steps == found[1].steps
+
+
+HELD: list[dict[str, Any]] = [
+    {"grammar": "start: /[a-z ]+/"},
+    {"grammar": "start: /[a-z ]+/", "temperature": 1.0},
+    {"presence_penalty": -2.0, "repetition_penalty": 0.6},
+    {"frequency_penalty": -2.0, "repetition_penalty": 0.4, "temperature": 0.9},
+    {"temperature": 1.5, "min_p": 0.3},
+    {"logit_bias": {40: 6.0}, "min_tokens": 5},
+    {"logprobs": 2, "temperature": 0.8},
+]
+
+
+@pytest.mark.parametrize("asked", HELD, ids=str)
+def test_what_a_device_cannot_draw_the_host_draws(bundle: Bundle, engine, asked: dict) -> None:
+    options = Options.of(max_new_tokens=8, seed=3, **asked)
+    texts = []
+    for gear in bundle.manifest.gears:
+        decoding = Decoding(engine, list(range(5, 25)), options, FixedTree(bundle, gear.name))
+        texts.append((decoding.run().token_ids, decoding.logprobs))
+    (plain, logprobs), *others = texts
+    assert all(tokens == plain for tokens, _ in others)
+    free = Options.of(max_new_tokens=8, seed=3, temperature=options.sampling.temperature)
+    free_text = Decoding(engine, list(range(5, 25)), free, FixedTree(bundle, bundle.manifest.gears[0].name)).run()
+    if "logprobs" not in asked:
+        assert plain != free_text.token_ids
+    else:
+        assert plain == free_text.token_ids and len(logprobs) == len(plain)
+        for _, theirs in others:
+            for one, other in zip(logprobs, theirs, strict=True):
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-4)  # a tree sums in another order
+                assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
 def test_less_than_four_kilobytes_cross(bundle: Bundle) -> None:
