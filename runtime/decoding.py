@@ -59,6 +59,8 @@ class Asked(TypedDict, total=False):
     seed: int
     # Texts before which the answer ends.
     stop: str | Sequence[str]
+    # Tokens that end the answer and are not in its text, besides the teacher's end tokens.
+    stop_token_ids: Sequence[int]
     # Go on past the teacher's end tokens.
     ignore_eos: bool
     # Keep log-probabilities of every token, and of that many of the likeliest besides it.
@@ -91,6 +93,7 @@ class Options:
     # Go on past the teacher's end tokens.
     ignore_eos: bool = False
     stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     # Of every token, and of that many of the likeliest ones besides it.
     logprobs: int | None = None
     special_tokens: tuple[str, ...] = ()
@@ -120,7 +123,8 @@ class Options:
         sampling = Sampling(**{field.name: rest.pop(field.name) for field in fields(Sampling) if field.name in rest})
         stop = rest.pop("stop", ())
         stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        rest["special_tokens"] = tuple(rest.get("special_tokens", ()))
+        for name in ("special_tokens", "stop_token_ids"):
+            rest[name] = tuple(rest.get(name, ()))
         wishes = {field.name: rest.pop(field.name) for field in fields(Wishes) if field.name in rest}
         for name in wishes.keys() & {"allowed_token_ids", "bad_words"}:
             wishes[name] = tuple(wishes[name])
@@ -176,7 +180,8 @@ class Decoding:
         self.last: Outcome | None = None
         if options.stop_strings and bundle.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this bundle has none; stop by token ids instead")
-        self._ends = frozenset() if options.ignore_eos else frozenset(bundle.manifest.teacher.eos)
+        eos = () if options.ignore_eos else bundle.manifest.teacher.eos
+        self._ends = _checked_stops(bundle, options.stop_token_ids).union(eos)
         self._grammar: TextGrammar | ApartGrammar | None = (
             None if options.grammar is None else _grammar(engine, options.grammar)
         )
@@ -369,7 +374,8 @@ class Decoding:
         for token in tokens:
             self.tokens.append(token)
             self.offsets.append(0 if self._stream is None else self._stream.characters)
-            if self._stream is not None:
+            silent = token in self.options.stop_token_ids and not self.options.include_stop_str_in_output
+            if self._stream is not None and not silent:
                 piece += self._stream.push([token])
                 if self._stream.stopped:
                     self._finish = "stop"
@@ -443,6 +449,14 @@ def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:
     if bad is not None:
         raise RequestError(f"prompt: token id {bad} is outside the vocabulary 0 to {dims.vocabulary - 1}")
     return tuple(prompt)
+
+
+def _checked_stops(bundle: Bundle, tokens: Sequence[int]) -> frozenset[int]:
+    vocabulary = bundle.manifest.dims.vocabulary
+    bad = next((token for token in tokens if not 0 <= token < vocabulary), None)
+    if bad is not None:
+        raise RequestError(f"stop_token_ids: token id {bad} is outside the vocabulary 0 to {vocabulary - 1}")
+    return frozenset(tokens)
 
 
 def _grammar(engine: Engine, grammar: Grammar | ApartGrammar) -> TextGrammar | ApartGrammar:

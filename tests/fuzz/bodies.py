@@ -34,7 +34,7 @@ _COMMON: dict[str, Any] = {
     "stream_options": {"include_usage": True}, "ignore_eos": False, "user": "u", "metadata": {"a": 1},
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 1}}},
     "logit_bias": {"3": 1.5}, "allowed_token_ids": [1, 2], "bad_words": ["a"], "min_tokens": 1, "max_tokens": 5,
-    "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
+    "stop_token_ids": [3], "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
     "include_stop_str_in_output": True, "draftwood": {"policy": "plain", "steps": False},
 }  # fmt: skip
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -49,7 +49,7 @@ SEEDS: dict[str, dict[str, Any]] = {
         "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False,
         "continue_final_message": False, "add_generation_prompt": True, "max_completion_tokens": 5,
     },
-    "/v1/completions": _COMMON | {"prompt": ["a", "b"], "logprobs": 2, "regex": "a+"},
+    "/v1/completions": _COMMON | {"prompt": ["a", "b"], "logprobs": 2, "regex": "a+", "structured_outputs": {"choice": ["a"]}},
     "/tokenize": {"model": "m", "prompt": "a", "add_special_tokens": True},
 }  # fmt: skip
 _NAMES = ("__class__", "__dict__", "__init__", "", "self", "type", "a\nb", "\ud800", "properties", "$ref", "const", "0")

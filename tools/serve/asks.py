@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import re
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from draftwood.tools.serve.bodies import (
     Message,
     NamedTool,
     ResponseFormat,
+    StructuredOutputs,
 )
 from draftwood.tools.serve.calls import CallForm, forced
 from draftwood.tools.serve.errors import RequestRefused
@@ -99,6 +101,7 @@ def _options(body: Common, usual: UsualSampling) -> Asked:
         "presence_penalty": body.presence_penalty or 0.0,
         "frequency_penalty": body.frequency_penalty or 0.0,
         "stop": body.stop or [],
+        "stop_token_ids": body.stop_token_ids or [],
         "ignore_eos": bool(body.ignore_eos),
         "allowed_token_ids": body.allowed_token_ids or [],
         "bad_words": body.bad_words or [],
@@ -179,7 +182,9 @@ def grammar(body: Common, form: CallForm | None, tools: Tools) -> str | dict[str
         RequestRefused: two things at once, or a format without its schema.
     """
     schema = None if body.response_format is None else _schema(body.response_format)
+    structured = None if body.structured_outputs is None else _structured(body.structured_outputs)
     formats = {"grammar": body.grammar, "regex": body.regex, "response_format": schema}
+    formats |= {"structured_outputs": structured}
     named = [name for name, value in formats.items() if value not in (None, "")]
     if len(named) > 1:
         raise RequestRefused(f"{named[0]}: expected one of {' and '.join(named)}", named[0])
@@ -188,7 +193,40 @@ def grammar(body: Common, form: CallForm | None, tools: Tools) -> str | dict[str
     if tools and isinstance(body, ChatBody) and form is not None and body.tool_choice not in (None, "auto"):
         chosen = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
         return forced(form, [tool for tool in tools if chosen in (None, tool["function"]["name"])])
-    return _lark(body.regex) if body.regex else body.grammar or schema
+    return _lark(body.regex) if body.regex else body.grammar or schema or structured
+
+
+def _structured(asked: StructuredOutputs) -> str | dict[str, Any]:
+    """The grammar or schema of vLLM's field."""
+    where = "structured_outputs"
+    fields = {name: value for name, value in msgspec.to_builtins(asked).items() if value not in (None, "", False)}
+    if len(fields) != 1:
+        kinds = ", ".join(field.encode_name for field in msgspec.structs.fields(StructuredOutputs))
+        raise RequestRefused(f"{where}: expected one of {kinds}, got {' and '.join(fields) or 'none'}", where)
+    match fields:
+        case {"regex": str(pattern)}:
+            return _lark(pattern)
+        case {"choice": list(texts)}:
+            return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        case {"json": str(text)}:
+            return _decoded(f"{where}.json", text)
+        case {"json": dict(schema)}:
+            return schema
+        case {"grammar": str(text)}:
+            return text
+    return {"type": "object"}
+
+
+def _decoded(where: str, text: str) -> dict[str, Any]:
+    """A schema that came as text."""
+    try:
+        schema = msgspec.json.decode(text)
+        msgspec.msgpack.encode(schema)
+    except (*DAMAGED, OverflowError) as error:
+        raise RequestRefused(f"{where}: no JSON, or a number of more than 64 bits ({error})", where) from None
+    if not isinstance(schema, dict):
+        raise RequestRefused(f"{where}: expected a schema, an object", where)
+    return schema
 
 
 def _schema(response: ResponseFormat) -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ FunctionName = Annotated[str, Meta(pattern=r"^[\w.-]{1,128}$")]
 TokenId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Regex = Annotated[str, Meta(min_length=1)]
 Ids = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(min_length=1)]
 
 
@@ -114,6 +115,17 @@ class ResponseFormat(Struct):
     json_schema: JsonSchema | None = None
 
 
+class StructuredOutputs(Struct, rename={"json_": "json"}):
+    """The form of the answer as vLLM has it; one of the fields is given."""
+
+    # A schema, or its text.
+    json_: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: Regex | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=10000)] | None = None
+    grammar: str | None = None
+
+
 class Extra(Struct):
     """Draftwood's own: ``policy`` is adaptive, plain or a gear's name; ``steps`` sends the tree of every step."""
 
@@ -138,13 +150,16 @@ class Common(Struct, kw_only=True):
     n: Choices | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    # Those end an answer, and are not in its text.
+    stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(max_length=1000)] | None = None
     ignore_eos: bool | None = False
     user: str | None = None
     response_format: ResponseFormat | None = None
     # Of Lark's or GBNF's syntax.
     grammar: str | None = None
     # That the whole answer matches.
-    regex: Annotated[str, Meta(min_length=1)] | None = None
+    regex: Regex | None = None
+    structured_outputs: StructuredOutputs | None = None
     allowed_token_ids: Ids | None = None
     bad_words: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1000)]], Meta(max_length=1000)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -200,14 +215,12 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "guided_json": (),
     "guided_regex": (),
     "guided_grammar": (),
     "guided_choice": (),
-    "structured_outputs": (),
     "suffix": ("",),
     "echo": (False,),
     "best_of": (1,),

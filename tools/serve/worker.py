@@ -61,7 +61,7 @@ WARM_TOKENS = 3
 FIELDS = (
     *("prompt", "temperature", "top_p", "top_k", "seed", "logprobs", "stop", "grammar", "allowed_token_ids"),
     *("bad_words", "min_tokens", "logit_bias", "continue_final_message", "add_generation_prompt", "min_p"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "stop_token_ids"),
     *("tools", "chat_template_kwargs"),
 )
 # Grammars that are read at the same time: each may take a processor for seconds.

@@ -75,6 +75,22 @@ def test_a_stop_string_waits_for_the_least_tokens_and_may_be_shown(model: Opened
     assert len(late.token_ids) >= 20 and late.text.startswith(cut.text + stop)
 
 
+def test_a_stop_token_ends_the_text_and_is_not_in_it(model: OpenedBundle) -> None:
+    tokenizer, asked = model.bundle.tokenizer, {"max_new_tokens": 30, "ignore_eos": True}
+    assert tokenizer is not None
+    tokens = of_every_tree(model, **asked).token_ids
+    stop = next(token for at, token in enumerate(tokens) if at > 3 and token not in tokens[:at])
+    at = tokens.index(stop)
+    for shown in (False, True):
+        ended = of_every_tree(model, stop_token_ids=[stop], include_stop_str_in_output=shown, **asked)
+        assert ended.token_ids == tokens[: at + 1] and ended.finish_reason == "stop"
+        assert ended.text == tokenizer.decode(tokens[: at + shown])
+    later = of_every_tree(model, stop_token_ids=[stop], min_tokens=at + 2, **asked)
+    assert stop not in later.token_ids[: at + 2]
+    with pytest.raises(RequestError, match="stop_token_ids: token id -1 is outside the vocabulary"):
+        model.generate(PROMPT, stop_token_ids=[-1])
+
+
 def test_a_bias_is_added_before_anything_else() -> None:
     random = np.random.default_rng(0)
     for position in range(100):

@@ -162,6 +162,24 @@ def test_an_answer_is_what_its_format_says(server: Any, plain: Any, asked: dict)
             assert set(found) == {"name", "old"} and found["name"] in ("cat", "hat")
 
 
+CHOICES = ["the hat", 'say "no"', "a\\b", "line\nline", "grün 🙂", "/x/"]
+
+
+@pytest.mark.parametrize("choices", [[choice] for choice in CHOICES] + [CHOICES], ids=str)
+def test_an_answer_is_one_of_its_choices(server: Any, choices: list[str]) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 60, "structured_outputs": {"choice": choices}, "draftwood": TREE}
+    for seed in range(2):
+        (choice,) = server.ask("/v1/completions", body | {"seed": seed})[1]["choices"]
+        assert choice["text"] in choices and choice["finish_reason"] == "stop"
+
+
+def test_a_stop_token_ends_an_answer(server: Any, plain: Any) -> None:
+    stop = plain().token_ids[9]
+    (choice,) = server.ask("/v1/completions", TEXT | {"stop_token_ids": [stop]})[1]["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (plain(stop_token_ids=[stop]).text, "stop")
+    assert plain().text.startswith(choice["text"])
+
+
 BAD = [
     ({"prompt": PROMPT, "temperature": 3}, "temperature", 400),
     ({"prompt": PROMPT, "temperature": "hot"}, "temperature", 400),

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from draftwood.manifest import UsualSampling
 from draftwood.runtime.decoding import Asked, Options
 from draftwood.runtime.speculation.restriction import Wishes
@@ -10,13 +12,14 @@ from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.serve import messages
 from draftwood.tools.serve.asks import asks
 from draftwood.tools.serve.bodies import CompletionBody, parse
+from draftwood.tools.serve.errors import RequestRefused
 from draftwood.tools.serve.messages import Ask
 
 BODY = {
     "model": "m", "prompt": "the cat", "n": 2, "seed": 2**63 - 1, "max_tokens": 7, "temperature": 0.5, "top_p": 0.9,
     "top_k": 3, "stop": ["a", "b"], "ignore_eos": True, "logprobs": 2, "allowed_token_ids": [5, 6], "bad_words": ["c"],
     "min_tokens": 2, "logit_bias": {"4": -1.5}, "include_stop_str_in_output": True, "min_p": 0.1,
-    "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5,
+    "presence_penalty": 1, "stop_token_ids": [9], "frequency_penalty": -1, "repetition_penalty": 1.5,
 }  # fmt: skip
 
 
@@ -33,7 +36,7 @@ def test_every_option_of_a_body_reaches_the_decoding() -> None:
     assert second.options.keys() == Asked.__annotations__.keys()
     assert Options.of(**second.options) == Options(
         max_new_tokens=7, sampling=Sampling(temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=2**63),
-        stop_strings=("a", "b"), logprobs=2, include_stop_str_in_output=True, ignore_eos=True,
+        stop_strings=("a", "b"), stop_token_ids=(9,), logprobs=2, include_stop_str_in_output=True, ignore_eos=True,
         wishes=Wishes(
             allowed_token_ids=(5, 6), bad_words=("c",), min_tokens=2, logit_bias={4: -1.5}, presence_penalty=1.0,
             frequency_penalty=-1.0, repetition_penalty=1.5,
@@ -59,3 +62,40 @@ def test_a_body_that_says_nothing_is_sampled_as_the_models_authors_do() -> None:
     (ask,) = sent({"prompt": "the cat", "seed": 1, **asked}, **usual)
     options = Options.of(**ask.options)
     assert options.sampling == Sampling(temperature=0.0, seed=1) and not options.wishes
+
+
+STRUCTURED: list[tuple[dict[str, Any], Any]] = [
+    ({"json": {"type": "object"}}, {"type": "object"}),
+    ({"json": '{"const": 1}', "regex": None}, {"const": 1}),
+    ({"json_object": True}, {"type": "object"}),
+    ({"regex": "x+"}, "start: /x+/"),
+    ({"choice": ["yes", 'say "no"', "\n"]}, 'start: "yes" | "say \\"no\\"" | "\\n"'),
+    ({"grammar": "start: /x/"}, "start: /x/"),
+]
+
+
+@pytest.mark.parametrize(("asked", "grammar"), STRUCTURED, ids=str)
+def test_vllms_structured_outputs_are_grammars(asked: dict, grammar: Any) -> None:
+    (ask,) = sent({"prompt": "the cat", "structured_outputs": asked})
+    assert ask.options["grammar"] == grammar
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"structured_outputs": {}}, "structured_outputs: expected one of json, .*, got none"),
+        (
+            {"structured_outputs": {"json": {}, "regex": "a"}},
+            "structured_outputs: .*, got json and regex",
+        ),
+        ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json: expected a schema, an object"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json: no JSON"),
+        ({"structured_outputs": {"json": '{"const": 1e999}'}}, "structured_outputs.json: no JSON"),
+        ({"structured_outputs": {"regex": "a"}, "regex": "a"}, "regex: expected one of regex and structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
+    ],
+    ids=str,
+)
+def test_structured_outputs_that_are_no_form_are_refused(body: dict, said: str) -> None:
+    with pytest.raises(RequestRefused, match=said):
+        sent({"prompt": "the cat", **body})
