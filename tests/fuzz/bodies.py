@@ -49,7 +49,9 @@ SEEDS: dict[str, dict[str, Any]] = {
         "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False,
         "continue_final_message": False, "add_generation_prompt": True, "max_completion_tokens": 5,
     },
-    "/v1/completions": _COMMON | {"prompt": ["a", "b"], "logprobs": 2, "regex": "a+", "structured_outputs": {"choice": ["a"]}},
+    "/v1/completions": _COMMON | {
+        "prompt": ["a", "b"], "logprobs": 2, "regex": "a+", "structured_outputs": {"choice": ["a"]},
+    },
     "/tokenize": {"model": "m", "prompt": "a", "add_special_tokens": True},
 }  # fmt: skip
 _NAMES = ("__class__", "__dict__", "__init__", "", "self", "type", "a\nb", "\ud800", "properties", "$ref", "const", "0")
