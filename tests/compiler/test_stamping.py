@@ -164,7 +164,7 @@ def test_few_blocks_are_traced_whole(llama: Path, load_decoder: Callable) -> Non
     assert shortened(decoder) is None, "four of six blocks"
 
 
-@pytest.mark.parametrize("name", ["any size", "bitwise"])
+@pytest.mark.parametrize("name", ["any size", pytest.param("bitwise", marks=pytest.mark.slow)])
 def test_blocks_of_several_precisions(tmp_path: Path, save_llama: Callable, load_decoder: Callable, name: str) -> None:
     """As in a GGUF file's mixture: four bits with a minimum, and some matrices in eight."""
     save_llama(tmp_path, num_hidden_layers=12)

@@ -1,4 +1,4 @@
-"""At 36 layers rounding alone never fails, and planted faults are caught, in every precision."""
+"""At 36 layers rounding alone never fails, and planted faults are caught, in every precision; two of them are slow."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,10 @@ LAYERS, SEEDS = 36, 3
 RAGGED = Topology.from_paths(((0,), (1,), (0, 0), (0, 1), (1, 0)))
 
 
-@pytest.fixture(scope="module", params=["exact", "w8a8", "nbits"])
+SLOW = [pytest.param(precision, marks=pytest.mark.slow) for precision in ("exact", "w8a8")]
+
+
+@pytest.fixture(scope="module", params=["nbits", *SLOW])
 def deep(
     request: pytest.FixtureRequest, save_tiny: Callable, kept: Callable, tmp_path_factory: pytest.TempPathFactory
 ) -> Bundle:

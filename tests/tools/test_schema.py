@@ -44,12 +44,12 @@ def test_what_a_build_writes_is_valid(tiny_bundles: dict[str, Path]) -> None:
 
 def test_what_the_schema_refuses_the_reader_refuses(tiny_bundle: Path, tmp_path: Path) -> None:
     data = (tiny_bundle / "manifest.json").read_bytes()
-    mutations = [json_damaged(data, random.Random(number)) for number in range(500)]
+    mutations = [json_damaged(data, random.Random(number)) for number in range(200)]
     read = [mutated for mutated in mutations if by_reader(tmp_path, mutated) is not None]
     for mutated in read:
         assert by_schema(mutated), mutated[:2000]
     # Or the mutations show nothing.
-    assert len(read) < 250 and sum(map(by_schema, mutations[:100])) < 50
+    assert len(read) < 100 and sum(map(by_schema, mutations[:100])) < 50
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../b", "./a", "a//b", "a\\b", "a\nb", "", ".hidden", "a/"])

@@ -115,7 +115,7 @@ def last_nats(out: Path) -> list[float]:
     return [record for record in records if "of" in record][-1]["nats"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS[:3], pytest.param("dspark", marks=pytest.mark.slow)])
 def test_every_level_learns_a_text_that_counts(folder: Path, tmp_path: Path, kind: str) -> None:
     """Each level is an exact function of what it may see; ranks are checked against a walk over the texts."""
     final = train(kind, folder / "counting", folder / "counted", tmp_path, **LEARN)

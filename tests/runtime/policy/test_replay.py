@@ -21,6 +21,7 @@ def test_it_is_as_fast_as_the_best_fixed_gear_which_nobody_knows_beforehand() ->
     assert speed > 1.2 and over_best > 0.992 and least > 0.94
 
 
+@pytest.mark.slow
 def test_a_policy_that_learns_nothing_of_its_texts_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gains.Ease, "saw", lambda *args: None)
     assert means()[1] < 0.99  # 0.983
