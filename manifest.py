@@ -164,11 +164,11 @@ class TokenRows(FrozenFields, frozen=True):
 class UsualSampling(FrozenFields, frozen=True, omit_defaults=True):
     """How the teacher's authors sample from it, by the names of generation_config.json; a server's defaults."""
 
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Count | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
 
 
 class Teacher(FrozenFields, frozen=True):

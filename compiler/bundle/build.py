@@ -40,7 +40,7 @@ def build(
     """Writes the bundle ``out``; raises UserError before anything is written if the inputs do not fit. If ``prove``
     raises, nothing is left either."""
     check_request(request, out)
-    sources = Sources.open(request)
+    sources, sampling = Sources.open(request), usual_sampling(request.model)
     check_fit(request, sources)
     if not any(tree.nodes for _, tree in request.shapes.drafted):
         sources = replace(sources, drafter=None)  # no step would ask it for anything
@@ -54,7 +54,7 @@ def build(
         if request.corpus:
             (folder / m.CORPUS_FILE).parent.mkdir()
             shutil.copyfile(request.corpus, folder / m.CORPUS_FILE)
-        manifest = _manifest(request, sources, graph_sets, tokenizer, _files(folder))
+        manifest = _manifest(request, sources, sampling, graph_sets, tokenizer, _files(folder))
         (folder / m.MANIFEST_FILE).write_bytes(m.encode(manifest))
         prove(folder)
     return manifest
@@ -132,6 +132,7 @@ def _files(folder: Path) -> dict[str, m.File]:
 def _manifest(
     request: BuildRequest,
     sources: Sources,
+    sampling: m.UsualSampling,
     graph_sets: tuple[m.GraphSet, ...],
     tokenizer: bool,
     files: dict[str, m.File],
@@ -140,7 +141,7 @@ def _manifest(
     return m.Manifest(
         schema_version=m.SCHEMA_VERSION,
         dims=_dims(config, request.shapes),
-        teacher=_teacher(sources.teacher, usual_sampling(request.model)),
+        teacher=_teacher(sources.teacher, sampling),
         drafter=kind.manifest(opened.digest(), config, request.shapes.drafted) if kind and opened else None,
         trees=tuple(_tree(name, tree) for name, tree in request.trees),
         gears=_gears(request.shapes, graph_sets[0].graphs, kind),

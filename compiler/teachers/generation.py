@@ -44,12 +44,13 @@ def sampling_of_gguf(header: Header) -> UsualSampling:
 
 def _sampling(fields: Fields, keys: dict[str, str]) -> UsualSampling:
     """The values, each under its key or its own name."""
-    values = {}
+    values: dict[str, float] = {}
     for name in UsualSampling.__struct_fields__:
         key = keys.get(name, name)
-        values[name] = fields.get(key)
-        if name == "top_k" and values[name] == -1:  # another way to say that all are kept
-            values[name] = 0
+        if fields.get(key) is None:
+            continue
+        # Of top_k -1 is another way to say that all are kept.
+        values[name] = max(fields.whole(key), 0) if name == "top_k" else fields.number(key)
         try:
             msgspec.convert({name: values[name]}, UsualSampling)
         except msgspec.ValidationError as error:
