@@ -26,7 +26,7 @@ from draftwood.runtime.speculation.constraint import Constraint
 from draftwood.runtime.speculation.guide import Guide, Guiding
 from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.speculation.lookup import match_class
-from draftwood.runtime.speculation.restriction import Restriction, Wishes, words_of
+from draftwood.runtime.speculation.restriction import Restriction, Wishes, check_ids, words_of
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.step import Outcome, Prefill
 from draftwood.runtime.stream import Stream
@@ -180,8 +180,9 @@ class Decoding:
         self.last: Outcome | None = None
         if options.stop_strings and bundle.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this bundle has none; stop by token ids instead")
+        check_ids("stop_token_ids", options.stop_token_ids, bundle.manifest.dims.vocabulary)
         eos = () if options.ignore_eos else bundle.manifest.teacher.eos
-        self._ends = _checked_stops(bundle, options.stop_token_ids).union(eos)
+        self._ends = frozenset((*options.stop_token_ids, *eos))
         self._grammar: TextGrammar | ApartGrammar | None = (
             None if options.grammar is None else _grammar(engine, options.grammar)
         )
@@ -445,18 +446,8 @@ def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:
             f"prompt: {len(prompt)} tokens, but the bundle's context is {dims.context} with the answer;"
             " shorten it or build with a larger --kv"
         )
-    bad = next((token for token in prompt if not 0 <= token < dims.vocabulary), None)
-    if bad is not None:
-        raise RequestError(f"prompt: token id {bad} is outside the vocabulary 0 to {dims.vocabulary - 1}")
+    check_ids("prompt", prompt, dims.vocabulary)
     return tuple(prompt)
-
-
-def _checked_stops(bundle: Bundle, tokens: Sequence[int]) -> frozenset[int]:
-    vocabulary = bundle.manifest.dims.vocabulary
-    bad = next((token for token in tokens if not 0 <= token < vocabulary), None)
-    if bad is not None:
-        raise RequestError(f"stop_token_ids: token id {bad} is outside the vocabulary 0 to {vocabulary - 1}")
-    return frozenset(tokens)
 
 
 def _grammar(engine: Engine, grammar: Grammar | ApartGrammar) -> TextGrammar | ApartGrammar:

@@ -11,6 +11,7 @@ import msgspec
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.scheme import quantised_modules
+from draftwood.compiler.teachers import generation
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.compiler.teachers.families import Mistral, Mixtral, Pangu, Qwen2, Qwen3, Qwen3Moe
@@ -50,7 +51,7 @@ def read_config(folder: Path) -> TeacherConfig:
     if not (folder / "config.json").exists() and (folder / MANIFEST_FILE).is_file():
         raise CheckpointError(f"{folder}: a bundle; expected a teacher: a Hugging Face folder or a GGUF file")
     config = config_of(Fields(folder / "config.json", read_json(folder / "config.json")))
-    if not (path := folder / "generation_config.json").is_file():
+    if not (path := folder / generation.FILE).is_file():
         return config
     fields = Fields(path, read_json(path))
     ends = fields.tokens("eos_token_id", None)

@@ -1,7 +1,7 @@
 """Log-probabilities of tokens, from the logits of the row that drew them.
 
-They are the teacher's own, before temperature, top-k and top-p, as clients of other servers expect. A row of a tree and
-a plain step give the same ones up to rounding.
+They are the teacher's own, before penalties, temperature and filters, as clients of other servers expect. A row of a
+tree and a plain step give the same ones up to rounding.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Restrictions of a request besides a grammar: tokens that alone may come, words that may not, and the earliest end.
 
 A restriction is a constraint (`draftwood.runtime.speculation.constraint`): it follows the draws, so a tree changes
-nothing of the text. Biases and penalties are an `draftwood.runtime.speculation.adjustment`.
+nothing of the text. Biases and penalties are applied in `draftwood.runtime.speculation.adjustment`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -21,7 +21,7 @@ from draftwood.runtime.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wishes:
-    """As other servers name it; empty if nothing is wishes.
+    """The restrictions and changes of a text's draws, as other servers name them; false if there are none.
 
     A bad word is never drawn as the tokens that the tokenizer makes of it, at the beginning of a text or after a
     space. Fewer than ``min_tokens`` end no text, by an end token or a stop string.
@@ -51,9 +51,7 @@ class Wishes:
     def check(self, vocabulary: int) -> None:
         """Raises RequestError if an id is none of the vocabulary's, or a number is none."""
         for name, ids in (("allowed_token_ids", self.allowed_token_ids), ("logit_bias", self.logit_bias)):
-            bad = next((token for token in ids if not 0 <= token < vocabulary), None)
-            if bad is not None:
-                raise RequestError(f"{name}: token id {bad} is outside the vocabulary 0 to {vocabulary - 1}")
+            check_ids(name, ids, vocabulary)
         if not np.isfinite([*self.logit_bias.values()]).all():
             raise RequestError("logit_bias: expected finite numbers")
         for name in ("presence_penalty", "frequency_penalty"):
@@ -63,6 +61,13 @@ class Wishes:
             raise RequestError(f"repetition_penalty: expected a number above 0, got {self.repetition_penalty}")
         if self.min_tokens < 0:
             raise RequestError(f"min_tokens: expected 0 or more, got {self.min_tokens}")
+
+
+def check_ids(name: str, ids: Iterable[int], vocabulary: int) -> None:
+    """Raises RequestError, with the name of what holds them, if an id is none of the vocabulary's."""
+    bad = next((token for token in ids if not 0 <= token < vocabulary), None)
+    if bad is not None:
+        raise RequestError(f"{name}: token id {bad} is outside the vocabulary 0 to {vocabulary - 1}")
 
 
 class Restriction:

@@ -24,6 +24,7 @@ from draftwood.tools.serve.bodies import (
     NamedTool,
     ResponseFormat,
     StructuredOutputs,
+    refuse_unsendable,
 )
 from draftwood.tools.serve.calls import CallForm, forced
 from draftwood.tools.serve.errors import RequestRefused
@@ -181,19 +182,23 @@ def grammar(body: Common, form: CallForm | None, tools: Tools) -> str | dict[str
     Raises:
         RequestRefused: two things at once, or a format without its schema.
     """
-    schema = None if body.response_format is None else _schema(body.response_format)
-    structured = None if body.structured_outputs is None else _structured(body.structured_outputs)
-    formats = {"grammar": body.grammar, "regex": body.regex, "response_format": schema}
-    formats |= {"structured_outputs": structured}
-    named = [name for name, value in formats.items() if value not in (None, "")]
-    if len(named) > 1:
-        raise RequestRefused(f"{named[0]}: expected one of {' and '.join(named)}", named[0])
-    if tools and named:
-        raise RequestRefused(f"{named[0]}: not together with tools, whose calls have a form of their own", named[0])
+    written = {
+        "grammar": body.grammar or None,
+        "regex": _lark(body.regex) if body.regex else None,
+        "response_format": None if body.response_format is None else _schema(body.response_format),
+        "structured_outputs": None if body.structured_outputs is None else _structured(body.structured_outputs),
+    }
+    # Compared with None: the schema {} stands for any JSON.
+    formats = {name: form for name, form in written.items() if form is not None}
+    name = next(iter(formats), "")
+    if len(formats) > 1:
+        raise RequestRefused(f"{name}: expected one of {' and '.join(formats)}", name)
+    if tools and formats:
+        raise RequestRefused(f"{name}: not together with tools, whose calls have a form of their own", name)
     if tools and isinstance(body, ChatBody) and form is not None and body.tool_choice not in (None, "auto"):
         chosen = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
         return forced(form, [tool for tool in tools if chosen in (None, tool["function"]["name"])])
-    return _lark(body.regex) if body.regex else body.grammar or schema or structured
+    return formats.get(name)
 
 
 def _structured(asked: StructuredOutputs) -> str | dict[str, Any]:
@@ -221,9 +226,9 @@ def _decoded(where: str, text: str) -> dict[str, Any]:
     """A schema that came as text."""
     try:
         schema = msgspec.json.decode(text)
-        msgspec.msgpack.encode(schema)
-    except (*DAMAGED, OverflowError) as error:
-        raise RequestRefused(f"{where}: no JSON, or a number of more than 64 bits ({error})", where) from None
+    except DAMAGED as error:
+        raise RequestRefused(f"{where}: no JSON ({error})", where) from None
+    refuse_unsendable(where, schema)
     if not isinstance(schema, dict):
         raise RequestRefused(f"{where}: expected a schema, an object", where)
     return schema

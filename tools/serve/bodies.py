@@ -150,7 +150,7 @@ class Common(Struct, kw_only=True):
     n: Choices | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    # Those end an answer, and are not in its text.
+    # Tokens that end the answer and are not in its text.
     stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(max_length=1000)] | None = None
     ignore_eos: bool | None = False
     user: str | None = None
@@ -262,7 +262,7 @@ def parse(content: bytes, kind: type[_Body]) -> _Body:
     if not isinstance(fields, dict):
         raise RequestRefused(f"the body: expected a JSON object, got {type(fields).__name__}")
     for name, value in fields.items():
-        _refuse_unsendable(name, value)
+        refuse_unsendable(name, value)
     _refuse_unknown(fields, kind)
     try:
         return msgspec.convert(fields, kind)
@@ -309,8 +309,8 @@ def _refuse_missing(where: str, name: str, value: Any, known: Iterable[str]) -> 
         raise RequestRefused(f"{param}: is not supported here; leave it out", param=param)
 
 
-def _refuse_unsendable(name: str, value: Any) -> None:
-    """Refuses bodies that an engine cannot be sent: whole numbers of more than 64 bits, at any depth, and endless
+def refuse_unsendable(name: str, value: Any) -> None:
+    """Refuses values that an engine cannot be sent: whole numbers of more than 64 bits, at any depth, and endless
     depth."""
     try:
         msgspec.msgpack.encode(value)

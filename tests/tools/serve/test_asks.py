@@ -99,3 +99,12 @@ def test_vllms_structured_outputs_are_grammars(asked: dict, grammar: Any) -> Non
 def test_structured_outputs_that_are_no_form_are_refused(body: dict, said: str) -> None:
     with pytest.raises(RequestRefused, match=said):
         sent({"prompt": "the cat", **body})
+
+
+def test_the_schema_of_any_json_is_a_form() -> None:
+    for body in (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        {"structured_outputs": {"json": {}}},
+    ):
+        (ask,) = sent({"prompt": "the cat", **body})
+        assert ask.options["grammar"] == {}
