@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.metadata
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -30,6 +31,9 @@ from draftwood.trees.spec import Budget, Lookup
 from draftwood.trees.topology import branches
 from draftwood.version import __version__
 
+# New objects before the youngest are looked at, and how often that happens before older ones are.
+_FEW = (100_000, 20, 100)
+
 
 def build(
     request: BuildRequest,
@@ -40,17 +44,12 @@ def build(
     """Writes the bundle ``out``; raises UserError before anything is written if the inputs do not fit. If ``prove``
     raises, nothing is left either."""
     check_request(request, out)
-    sources, sampling = Sources.open(request), usual_sampling(request.model)
-    check_fit(request, sources)
-    if not any(tree.nodes for _, tree in request.shapes.drafted):
-        sources = replace(sources, drafter=None)  # no step would ask it for anything
-    if not request.bitwise and _needs_bitwise(request, sources):
-        _check_alone(request, sources)
-        request = replace(request, bitwise=True)
-    with staged(out) as folder:
+    with staged(out) as folder, _few_collections():
+        tokenizer = _copy_tokenizer(request.model, folder)  # first: one that has no form here is refused soon
+        request, sources = _fitting(request)
+        sampling = usual_sampling(request.model)
         graph_sets = tuple(s for name in request.targets for s in _lower(name, folder, request, sources, progress))
         _write_trees(folder, request.trees)
-        tokenizer = _copy_tokenizer(request.model, folder)
         if request.corpus:
             (folder / m.CORPUS_FILE).parent.mkdir()
             shutil.copyfile(request.corpus, folder / m.CORPUS_FILE)
@@ -58,6 +57,30 @@ def build(
         (folder / m.MANIFEST_FILE).write_bytes(m.encode(manifest))
         prove(folder)
     return manifest
+
+
+def _fitting(request: BuildRequest) -> tuple[BuildRequest, Sources]:
+    """The request with the bitwise step if its trees need it, and what it is built from."""
+    sources = Sources.open(request)
+    check_fit(request, sources)
+    if not any(tree.nodes for _, tree in request.shapes.drafted):
+        sources = replace(sources, drafter=None)  # no step would ask it for anything
+    if not request.bitwise and _needs_bitwise(request, sources):
+        _check_alone(request, sources)
+        request = replace(request, bitwise=True)
+    return request, sources
+
+
+@contextlib.contextmanager
+def _few_collections() -> Iterator[None]:
+    """In the body Python looks for cycles of objects less often: graphs are made of many small ones that are no
+    garbage, and looking at these takes a tenth of a build."""
+    usual = gc.get_threshold()
+    gc.set_threshold(*_FEW)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def _needs_bitwise(request: BuildRequest, sources: Sources) -> bool:

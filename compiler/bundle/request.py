@@ -14,7 +14,7 @@ from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.storage import Storage
 from draftwood.compiler.targets.target import WeightMode
 from draftwood.compiler.teachers.conversion import Precision
-from draftwood.compiler.teachers.formats import check_tokenizer, has_tokenizer
+from draftwood.compiler.teachers.formats import has_tokenizer
 from draftwood.errors import RequestError, TreeError
 from draftwood.files import read_text
 from draftwood.manifest import MOST_CORPUS_BYTES, MOST_TEXTS
@@ -82,7 +82,6 @@ def check_request(request: BuildRequest, out: Path) -> None:
     """Raises RequestError or TreeError if the request cannot be served by any checkpoint."""
     if out.exists():
         raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
-    check_tokenizer(request.model)  # one that has no form here is refused now, not at the end
     _check_targets(request)
     _check_int8(request)
     _check_precision(request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from draftwood.compiler.teachers.folder import TeacherFolder
@@ -40,9 +39,3 @@ def usual_sampling(model: Path) -> UsualSampling:
         CheckpointError: a value is outside its range.
     """
     return format_of(model).usual_sampling(model)
-
-
-def check_tokenizer(model: Path) -> None:
-    """Raises what ``write_tokenizer`` would raise, long before it is needed."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_tokenizer(model, Path(folder))

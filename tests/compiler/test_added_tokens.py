@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from draftwood.compiler.teachers.formats import check_tokenizer, write_tokenizer
+from draftwood.compiler.teachers.formats import write_tokenizer
 from draftwood.errors import CheckpointError
 from draftwood.runtime.text.tokenizer import Tokenizer
 
@@ -121,5 +121,6 @@ def test_templates_of_several_files_are_named_by_them(tmp_path: Path) -> None:
 def test_what_contradicts_itself_or_has_no_form_is_refused(file: str, fields: dict, said: str, tmp_path: Path) -> None:
     save(tmp_path, False, BOTH, {}, {})
     (tmp_path / file).write_text(json.dumps(json.loads((tmp_path / file).read_text()) | fields))
+    (out := tmp_path / "out").mkdir()
     with pytest.raises(CheckpointError, match=rf"^[^\n]*{said}[^\n]*$"):
-        check_tokenizer(tmp_path)
+        write_tokenizer(tmp_path, out)

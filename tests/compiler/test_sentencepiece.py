@@ -15,7 +15,7 @@ import regex
 from transformers import AutoTokenizer
 
 from draftwood.compiler.checkpoints.gguf_header import read_header
-from draftwood.compiler.teachers.formats import check_tokenizer, write_tokenizer
+from draftwood.compiler.teachers.formats import write_tokenizer
 from draftwood.compiler.teachers.gguf_tokenizer import write_tokenizer as write_gguf_tokenizer
 from draftwood.errors import CheckpointError
 from draftwood.runtime.text.tokenizer import Tokenizer
@@ -187,8 +187,9 @@ FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 def test_what_has_no_form_is_one_line_with_the_way_out(fault: str, plain: bytes, tmp_path: Path) -> None:
     damage, said = FAULTS[fault]
     (tmp_path / "tokenizer.model").write_bytes(damage(plain))
+    (out := tmp_path / "out").mkdir()
     with pytest.raises(CheckpointError, match=rf"tokenizer\.model: .*{said}.*; put its tokenizer\.json there: ") as one:
-        check_tokenizer(tmp_path)
+        write_tokenizer(tmp_path, out)
     assert "\n" not in str(one.value)
 
 
