@@ -1,6 +1,6 @@
 """How the model's authors sample from it, for servers to take if a request says nothing.
 
-A folder has it in generation_config.json, a GGUF file in its metadata.
+A folder has it in generation_config.json, or in config.json if there is no such file; a GGUF file in its metadata.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ _KEYS = {
 
 
 def sampling_of_folder(folder: Path) -> UsualSampling:
-    """The sampling of generation_config.json; nothing if there is no such file.
+    """The sampling of generation_config.json, or of config.json where older models have it; nothing without a file.
 
-    As in vLLM, ``do_sample`` is not looked at, and the file's other fields are left to the request.
+    As in transformers and vLLM, the second counts only if the first is missing. As in vLLM, ``do_sample`` is not looked
+    at, and the file's other fields are left to the request.
 
     Raises:
         CheckpointError: a value is outside its range.
     """
-    path = folder / FILE
-    return _sampling(Fields(path, read_json(path)), {}) if path.is_file() else UsualSampling()
+    path = next((folder / name for name in (FILE, "config.json") if (folder / name).is_file()), None)
+    return _sampling(Fields(path, read_json(path)), {}) if path else UsualSampling()
 
 
 def sampling_of_gguf(header: Header) -> UsualSampling:

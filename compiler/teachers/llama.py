@@ -35,12 +35,14 @@ class Llama(Family):
         qkv_bias, o_bias = self.biases(fields)
         theta, scaling = read_rope(fields, self.default_theta)
         sizes = dimensions(fields)
-        longest = reach(sizes["max_positions"], scaling)
+        longest, window = reach(sizes["max_positions"], scaling), self.window(fields)
+        if window is not None and window < 1:
+            fields.fail("sliding_window", "1 or more, or null")
         return {
             "family": self.name,
             **sizes,
             # In a text no longer than its window a row sees all that is before it: so a window is honoured.
-            "max_positions": min(self.window(fields) or longest, longest),
+            "max_positions": min(window or longest, longest),
             "rms_norm_eps": fields.number("rms_norm_eps"),
             "rope_theta": theta,
             "rope_scaling": scaling,

@@ -16,6 +16,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
     **dict.fromkeys(("mlp_bias", "use_sliding_window", "rope_interleaved", "qk_layernorm", "use_qk_norm"), (False,)),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention"), (False,)),
+    "is_causal": (True,),
+    "per_layer_config": ({},),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (0,)),
     **dict.fromkeys(("pretraining_tp", "partial_rotary_factor", "logits_scaling", "logit_scale"), (1,)),
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier"), (1,)),

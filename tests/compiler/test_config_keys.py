@@ -52,6 +52,7 @@ MORE: list[dict[str, Any]] = [
     {"norm_topk_prob": True}, {"router_jitter_noise": 0.5}, {"attention_dropout": 0.5}, {"hidden_act": "gelu"},
     {"final_logit_softcapping": 5.0}, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
     {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1},
+    {"is_causal": False}, {"sliding_window": 0, "use_cache": False},
 ]  # fmt: skip
 
 # Of these, what has to be read: transformers takes it, some of it with a warning.

@@ -68,8 +68,12 @@ def test_a_value_out_of_range_is_refused(tmp_path: Path, values: dict, said: str
     assert str(caught.value) == f"{tmp_path / FILE}: {said}"
 
 
-def test_a_folder_without_the_file_has_none(tmp_path: Path) -> None:
+def test_a_folder_without_the_file_has_what_config_json_says(tmp_path: Path) -> None:
     assert usual_sampling(tmp_path) == UsualSampling()
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "top_p": 0.8, "temperature": None}))
+    assert usual_sampling(tmp_path) == UsualSampling(top_p=0.8)
+    (tmp_path / FILE).write_text(json.dumps({"temperature": 0.7}))
+    assert usual_sampling(tmp_path) == UsualSampling(temperature=0.7)
 
 
 def test_a_gguf_file_has_it_in_its_metadata(tiny_teacher: Path, tmp_path: Path) -> None:
