@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.checkpoints.gguf_header import Header
+from draftwood.compiler.checkpoints.gguf_header import CONTROL, USER_DEFINED, Header
 from draftwood.compiler.teachers.config import RopeScaling
 from draftwood.compiler.teachers.rope import llama3_frequencies
 from draftwood.errors import CheckpointError
@@ -60,6 +60,14 @@ _EXPERT = {
     "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
 }  # fmt: skip
 _ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+# Added tokens that end a text, as in llama.cpp's src/llama-vocab.cpp: a file has one key for all that the publisher's
+# generation_config.json lists. Qwen's vocabulary has </s> as a word, which ends no text there.
+_END_TEXTS = (
+    "</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|end|>", "<|eot_id|>", "<|eom_id|>",
+    "<EOT>", "[EOT]", "<end_of_turn>", "<end_of_utterance>",
+)  # fmt: skip
+# GLM-4 ends its answer by the role that speaks next.
+_END_ROLES = {"glm4": ("<|user|>", "<|observation|>")}
 _INSIDE = re.compile(r"model\.layers\.(\d+)\.(.+?)(?:\.experts\.(\d+)\.(\w+))?")
 ROPE_FACTORS = "rope_freqs.weight"
 # Llama 3's rope. Its factor stretches long wavelengths, and is the only one of the four that varies.
@@ -134,7 +142,7 @@ def description(header: Header, rope_factors: torch.Tensor | None) -> dict[str, 
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "torch_dtype": "float32",
-        **_ends(fields),
+        **_ends(header, architecture),
     }
     scaling = keys.rope_scaling(context)
     if scaling and rope_factors is not None:
@@ -218,8 +226,12 @@ def _vocabulary(header: Header) -> int:
     return header.tensors["token_embd.weight"].shape[0]
 
 
-def _ends(fields: Fields) -> dict[str, Any]:
+def _ends(header: Header, architecture: str) -> dict[str, Any]:
+    fields, kinds = header.fields, header.array("tokenizer.ggml.token_type")
     ids = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    texts = (*_END_TEXTS, *_END_ROLES.get(architecture, ()))
+    added = ([CONTROL], [USER_DEFINED], [])  # the last: a file without kinds
+    ids += [id_ for id_ in header.indices("tokenizer.ggml.tokens", texts) if kinds[id_ : id_ + 1] in added]
     ends = list(dict.fromkeys(id_ for id_ in ids if id_ is not None))
     return {"bos_token_id": fields.get("tokenizer.ggml.bos_token_id"), "eos_token_id": ends or None}
 

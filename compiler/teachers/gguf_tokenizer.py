@@ -24,11 +24,10 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 
-from draftwood.compiler.checkpoints.gguf_header import Header
+from draftwood.compiler.checkpoints.gguf_header import CONTROL, USER_DEFINED, Header
 from draftwood.errors import CheckpointError
 
 _PREFIX = "tokenizer.ggml."
-_CONTROL, _USER_DEFINED = 3, 4
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -184,10 +183,10 @@ def _add_special(tokenizer: Tokenizer, header: Header, tokens: list[str]) -> Non
     if kinds and len(kinds) != len(tokens):
         raise CheckpointError(f"{header.path}: {_PREFIX}token_type has {len(kinds)} numbers; expected {len(tokens)}")
     known = tokenizer.get_vocab()
-    for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
+    for kind, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):
         add(
             [
-                AddedToken(token, normalized=False, special=kind == _CONTROL)
+                AddedToken(token, normalized=False, special=kind == CONTROL)
                 for token, type_ in zip(tokens, kinds, strict=bool(kinds))
                 if type_ == kind and token in known
             ]

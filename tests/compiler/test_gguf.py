@@ -55,6 +55,18 @@ def test_a_file_has_its_chat_template(tiny_teacher: Path, tmp_path: Path) -> Non
     assert ours.has_chat and ours.render([{"role": "user", "content": "hi"}]) == "hi"
 
 
+@pytest.mark.parametrize(
+    ("kinds", "ends"), [([1, 3, 4, 1, 3, 1], (5, 1, 2)), (None, (5, 1, 2, 3)), ([1, 3], (5, 1, 2, 3))], ids=str
+)
+def test_added_tokens_that_end_texts_are_end_tokens(
+    tiny_teacher: Path, tmp_path: Path, kinds: list[int] | None, ends: tuple[int, ...]
+) -> None:
+    tokens, path = ["a", "<|endoftext|>", "<|im_end|>", "</s>", "<|user|>", "eot"], tmp_path / "model.gguf"
+    more = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 5}
+    save_gguf(tiny_teacher, path, **more | {"tokenizer.ggml.token_type": kinds or [7]})
+    assert Checkpoint.open(path).config.eos == ends
+
+
 def test_parts_are_one_model(tiny_teacher: Path, tmp_path: Path) -> None:
     (folder := tmp_path / "parts").mkdir()
     save_gguf(tiny_teacher, folder / "m.gguf", "Q8_0", tensors_a_file=9)
