@@ -54,24 +54,28 @@ class BitwiseEngine(CpuEngine):
     def _with_company(self, lines: list[TextRows]) -> list[TextRows]:
         return lines
 
-    def _bind_attention(self, bind: Bindings, text: str, line: TextRows, before: Before, grouped: bool) -> None:
+    def _attention(
+        self, bind: Bindings, text: str, line: TextRows, before: Before, grouped: bool
+    ) -> dict[str, NDArray]:
         kv = line.kv
         assert isinstance(kv, BlockKvCache)
         rows, settled = len(line.depths_T), kv.settled
         seen_TO, home_ZO = self._order_of(kv, line.depths_T, line.mask_TT)
         bias_TO = np.where(seen_TO, np.float32(0), MASKED)
-        bind.input("positions", kv.length + line.depths_T)
-        bind.input("index", kv.index(rows))
-        bind.input("bias", bias_TO)
-        bind.input("home", np.multiply(home_ZO[:, None], seen_TO, dtype=np.float32)[:, None, None])
-        bind.input("weight", np.full((1, max(settled, 1)), 2 if settled else 0, np.float32))
-        bind.input("chain", np.full((1, 1 + len(home_ZO)), 2, np.float32))
-        bind.input("nothing", self._nothing[settled > 0])
+        inputs: dict[str, NDArray] = {
+            "positions": kv.length + line.depths_T,
+            "index": kv.index(rows),
+            "bias": bias_TO,
+            "home": np.multiply(home_ZO[:, None], seen_TO, dtype=np.float32)[:, None, None],
+            "weight": np.full((1, max(settled, 1)), 2 if settled else 0, np.float32),
+            "chain": np.full((1, 1 + len(home_ZO)), 2, np.float32),
+            "nothing": self._nothing[settled > 0],
+        }
         opened = slice(settled, settled + seen_TO.shape[1] // BLOCK_SLOTS)
-        for cache, (read, empty), blocks in zip(self._names[""], self._settled.items(), kv.buffers, strict=True):
-            bind.input(read, blocks[:settled] if settled else empty)
-            bind.input(cache, blocks[opened])
-            bind.output(f"{cache}.out", blocks[opened])
+        for cache, (read, empty), blocks in zip(self._caches[""], self._settled.items(), kv.buffers, strict=True):
+            inputs |= {read: blocks[:settled] if settled else empty, cache: blocks[opened]}
+            bind.outputs({f"{cache}.out": blocks[opened]})
+        return inputs
 
     def _order_of(
         self, kv: BlockKvCache, depths_T: NDArray[np.int64], mask_TT: NDArray[np.bool_] | None

@@ -129,10 +129,11 @@ class CpuEngine(Engine):
         self._all_rows = size == "T"
         most = max(rows, self.prefill_rows + 1)
         self._features = np.zeros((most if self._all_rows else rows, int(width)), np.float32)
-        # Of the caches, by the text's name in a launch.
-        names = [rows.name for rows in bundle.manifest.teacher.buffers]
-        places = ("", *map(str, range(self.max_batch)))
-        self._names = {place: [text_name(place, name) for name in names] for place in places}
+        # Names in a graph, by the text's place in a launch: of its caches, and of its inputs.
+        caches, places = [rows.name for rows in bundle.manifest.teacher.buffers], ("", *map(str, range(self.max_batch)))
+        inputs = [spec.name for spec in graph.inputs]
+        self._caches = {place: [text_name(place, name) for name in caches] for place in places}
+        self._names = {place: {name: text_name(place, name) for name in inputs} for place in places}
         self._order = np.arange(most, dtype=np.int64)
         self._vacant: TextRows | None = None
 
@@ -232,9 +233,7 @@ class CpuEngine(Engine):
             before = before.past(line, self._group if grouped else 1)
         count = sum(len(line.rows_R) for line in placed)
         features = self._features[: sum(len(line.tokens_T) for line in placed) if self._all_rows else count]
-        bind.output("logits", self._logits_RV[:count])
-        bind.output("choice", self._choice_R[:count])
-        bind.output("features", features)
+        bind.outputs({"logits": self._logits_RV[:count], "choice": self._choice_R[:count], "features": features})
         bind.run()
         return self._shared_out(lines, features)
 
@@ -268,19 +267,19 @@ class CpuEngine(Engine):
 
     def _bind(self, bind: Bindings, text: str, line: TextRows, before: Before, grouped: bool) -> None:
         """One text's inputs to a launch; its rows are counted after those ``before`` it."""
-        bind.input(text_name(text, "rows"), before.rows + line.rows_R)
-        bind.input(text_name(text, "tokens"), line.tokens_T)
-        self._bind_attention(bind, text, line, before, grouped)
+        inputs = {"rows": before.rows + line.rows_R, "tokens": line.tokens_T}
+        inputs |= self._attention(bind, text, line, before, grouped)
+        names = self._names[text]
+        bind.inputs({names[name]: array for name, array in inputs.items()})
 
-    def _bind_attention(self, bind: Bindings, text: str, line: TextRows, before: Before, grouped: bool) -> None:
-        """The caches, and what the new rows see of them."""
+    def _attention(
+        self, bind: Bindings, text: str, line: TextRows, before: Before, grouped: bool
+    ) -> dict[str, NDArray]:
+        """Binds the caches; the inputs that say what the new rows see of them."""
+        bind.caches(self._caches[text], line.kv.buffers)
         inputs = self._of_heads(line, before) if grouped else self._of_rows(line, before)
         seen = inputs["bias"].shape[-1]
-        for name, array in inputs.items():
-            bind.input(text_name(text, name), array)
-        bind.input(text_name(text, "last"), np.array([seen - 1], np.int32))
-        bind.input(text_name(text, "total"), np.array(seen, np.int32))
-        bind.caches(self._names[text], line.kv.buffers)
+        return inputs | {"last": np.array([seen - 1], np.int32), "total": np.array(seen, np.int32)}
 
     def _of_rows(self, line: TextRows, before: Before) -> dict[str, NDArray]:
         """Inputs of the attention of whole rows.

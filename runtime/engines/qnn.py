@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -146,13 +146,13 @@ class HtpBindings(SessionBindings):
         super().__init__(session, graph)
         self._written: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
 
-    def cache(self, name: str, buffer: Buffer) -> None:
-        array = buffer.reshape(self._shapes[name])
-        if name not in self._written:
-            self._written[name] = array, np.empty_like(array)
-            self.output(f"{name}.out", self._written[name][1])
-        self._written[name] = array, self._written[name][1]
-        self.input(name, array)
+    def caches(self, names: Iterable[str], buffers: Iterable[Buffer]) -> None:
+        for name, buffer in zip(names, buffers, strict=True):
+            array = buffer.reshape(self._shapes[name])
+            written = self._written[name][1] if name in self._written else np.empty_like(array)
+            self._written[name] = array, written
+            self.inputs({name: array})
+            self.outputs({f"{name}.out": written})
 
     def run(self) -> None:
         super().run()

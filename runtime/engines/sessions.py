@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -125,15 +125,17 @@ class Bindings(ABC):
     def run(self) -> None:
         """One launch; BundleError if the graph fails."""
 
-    def input(self, name: str, array: NDArray) -> None:
-        """Binds an input to the array's memory; binding the same memory again costs nothing."""
-        if self._changed(name, array):
-            self.bind(name, array, output=False)
+    def inputs(self, arrays: Mapping[str, NDArray]) -> None:
+        """Binds inputs to the arrays' memory; binding the same memory again costs nothing."""
+        for name, array in arrays.items():
+            if self._changed(name, array):
+                self.bind(name, array, output=False)
 
-    def output(self, name: str, array: NDArray) -> None:
-        """Binds an output to the array's memory."""
-        if self._changed(name, array):
-            self.bind(name, array, output=True)
+    def outputs(self, arrays: Mapping[str, NDArray]) -> None:
+        """Binds outputs to the arrays' memory."""
+        for name, array in arrays.items():
+            if self._changed(name, array):
+                self.bind(name, array, output=True)
 
     def caches(self, names: Iterable[str], buffers: Iterable[Buffer]) -> None:
         """Binds every cache as input and output of one buffer, so that a step writes it in place."""
@@ -141,8 +143,8 @@ class Bindings(ABC):
             if buffer is not self._buffers.get(name):
                 self._buffers[name] = buffer
                 array = buffer.reshape(self._shapes[name])
-                self.input(name, array)
-                self.output(f"{name}.out", array)
+                self.inputs({name: array})
+                self.outputs({f"{name}.out": array})
 
     def _changed(self, name: str, array: NDArray) -> bool:
         key = (array.ctypes.data, array.shape)
@@ -197,16 +199,11 @@ class OnnxExecutor:
     def run(self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]) -> dict[str, NDArray]:
         """See `executor.Executor.run`."""
         bindings, outputs = self.open(graph)
-        for name, array in inputs.items():
-            bindings.input(name, array)
-        for name, array in outputs.items():
-            bindings.output(name, buffers.get(name, array))
-        names = {spec.name for spec in graph.inputs}
-        for name, buffer in buffers.items():
-            if name in graph.caches:
-                bindings.caches([name], [buffer])
-            elif name not in outputs:
-                (bindings.input if name in names else bindings.output)(name, buffer)
+        read, written = {spec.name for spec in graph.inputs}, {spec.name for spec in graph.outputs}
+        caches = [name for name in graph.caches if name in buffers]
+        bindings.caches(caches, [buffers[name] for name in caches])
+        bindings.inputs(inputs | {name: buffers[name] for name in buffers.keys() & read - set(caches)})
+        bindings.outputs(outputs | {name: buffers[name] for name in buffers.keys() & written})
         bindings.run()
         return outputs
 
@@ -230,6 +227,5 @@ class OnnxExecutor:
         bindings = self.bindings(graph)
         stays = lives(graph, "sequence")
         outputs = {s.name: allocate(s) for s in graph.outputs if s.name in graph.results and s.name not in stays}
-        for name, array in outputs.items():
-            bindings.output(name, array)
+        bindings.outputs(outputs)
         return bindings, outputs

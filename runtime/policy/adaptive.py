@@ -77,43 +77,40 @@ class Launch:
         tallest = max(gears, key=lambda gear: learned.gears.rows[gear.name])
         each = [(gear, policy, text) for gear, (policy, text) in zip(gears, texts, strict=True)]
         # The gear and length by which each text's part of the time is known.
-        self._costs = [(tallest if padded else gear, text.length) for gear, _, text in each]
-        self._late = sum(text.late for gear, _, text in each if gear.neural)
-        # A drafter's launch hardly becomes shorter if some texts decode plainly: it tells nothing of their parts.
-        self._tells = self._late <= FEW * len(texts) and len({gear.neural for gear in gears}) == 1
+        costs = [(tallest if padded else gear, text.length) for gear, _, text in each]
+        self._costs = [(gear.name, length) for gear, length in costs]
+        neural = [gear.name in learned.gears.neural for gear in gears]
+        self._late = sum(text.late for drafts, (_, text) in zip(neural, texts, strict=True) if drafts)
+        # Gears whose times its time tells. A drafter's launch hardly becomes shorter if some texts decode plainly: it
+        # tells nothing of their parts.
+        tells = self._late <= FEW * len(texts) and len(set(neural)) == 1
+        self._told = {gear.name: length for gear, length in costs if tells and bool(gear.draft) == self.drafts}
         self.tokens = sum(policy.ease.tokens(gear.tree, text.match) for gear, policy, text in each)
+        self._weigh()
         # Whether it is expected to lose.
         self.tried = False
         # The time that its texts answer for, once it has ended.
         self.took_us: float | None = None
 
-    @property
-    def us(self) -> float:
-        """Expected microseconds: the mean of launches in which all texts take the gear of one of them."""
-        return self._us(1)
-
-    @property
-    def rate(self) -> float:
-        """Tokens a microsecond, in the long run."""
-        return self.tokens / self._us(STAY)
+    def _weigh(self) -> None:
+        """Expects a time, by what is known now."""
+        steps_us, late_us = self._times.mean_us(self._costs), self._late_times.late_us(self._late)
+        # Expected microseconds.
+        self.us = steps_us + late_us
+        # Tokens a microsecond, in the long run.
+        self.rate = self.tokens / (steps_us + late_us / STAY)
 
     @property
     def plain_unknown(self) -> bool:
-        """Whether plain steps of late have told too little of their time."""
-        return any(self._times.aged(gear.name) for gear, _ in self._costs if not gear.draft)
+        """Whether plain steps of late have told too little of their time, of a launch that does not draft."""
+        return any(self._times.aged(gear) for gear, _ in self._costs)
 
     def ended(self, us: float) -> None:
         """Enters its time; the first of its texts to tell counts."""
         if self.took_us is None:
-            expected_us = self.us
-            for gear, length in {gear.name: (gear, length) for gear, length in self._costs}.values():
-                if self._tells and bool(gear.draft) == self.drafts:
-                    self._times.observe(gear.name, length, us / expected_us * self._times.us(gear.name, length))
-            self.took_us = min(us, MOST_CHARGED * expected_us) if self.drafts else self.us
-
-    def _us(self, stay: int) -> float:
-        own_us = sum(self._times.us(gear.name, length) for gear, length in self._costs) / self.texts
-        return own_us + self._late_times.late_us(self._late) / stay
+            self._weigh()
+            self.took_us = min(us, MOST_CHARGED * self.us) if self.drafts else self.us
+            self._times.observe_launch(self._told, us / self.us)
 
 
 class Adaptive:
@@ -136,8 +133,9 @@ class Adaptive:
         """The gears that the text may take, by tree; none is looked up without a match."""
         if not self._slots:
             self.ease = Ease(self._gains, asking.length)
-        fitting = self.learned.gears.fitting(asking.length, self._slots)
-        return {tree: gear for tree, gear in fitting.items() if asking.match or not gear.looks_up}
+        gears = self.learned.gears
+        fitting = gears.fitting(asking.length, self._slots)
+        return {tree: gear for tree, gear in fitting.items() if asking.match or not gears.trees[tree].looked_up}
 
     def observe(self, outcome: Outcome) -> None:
         gear = outcome.gear

@@ -14,7 +14,8 @@ PLAIN = "plain"
 
 
 class Gears:
-    """Immutable; made once for a bundle. ``trees`` are known by name, ``rows`` of a gear's tree by the gear's."""
+    """Immutable; made once for a bundle. ``trees`` are known by name, ``rows`` of a gear's tree by the gear's; the
+    ``neural`` gears have a drafter's network."""
 
     def __init__(
         self,
@@ -26,6 +27,7 @@ class Gears:
         self.gears, self.planning, self.times = tuple(gears), planning, tuple(times)
         self.trees = {tree.name: tree for tree in trees}
         self.rows = {gear.name: self.trees[gear.tree].rows for gear in gears}
+        self.neural = {gear.name for gear in gears if gear.neural}
 
     @classmethod
     def of(cls, bundle: Bundle, times: Sequence[StepTime] = ()) -> Gears:

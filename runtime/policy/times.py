@@ -71,6 +71,10 @@ class StepTimes:
         """Expected microseconds of a step after ``length`` tokens; in plain steps if nothing was measured yet."""
         return self._table_us(gear, length) * self._own[gear] * self._pace.busy
 
+    def mean_us(self, costs: Sequence[tuple[str, int]]) -> float:
+        """Expected microseconds of a launch: the mean of those in which all texts take one's gear and length."""
+        return sum(self.us(gear, length) for gear, length in costs) / len(costs)
+
     def late_us(self, tokens: int) -> float:
         """Additional microseconds of a draft with that many late tokens."""
         return self._late * self._pace.busy * tokens
@@ -79,6 +83,12 @@ class StepTimes:
         """Whether the last steps have told too little of the gear."""
         recent = self._recent[gear]
         return len(recent) < 3 or self._steps - recent[0][0] >= AGED
+
+    def observe_launch(self, lengths: Mapping[str, int], share: float) -> None:
+        """Enters a launch that took ``share`` times the expected time; ``lengths`` are those of the gears it tells
+        of."""
+        for gear, length in lengths.items():
+            self.observe(gear, length, share * self.us(gear, length))
 
     def observe(self, gear: str, length: int, us: float) -> None:
         """Enters a step of the gear."""

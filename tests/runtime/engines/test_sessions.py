@@ -1,16 +1,19 @@
 """Which sessions keep their weights in a second layout, and which share a memory map of the first."""
 
+import ctypes
 import os
 import weakref
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import sessions, static
-from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, session, sessions_in_memory
+from draftwood.runtime.engines.qnn import HtpBindings
+from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, fixed, session, sessions_in_memory
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.tests.decoded import decoded
 
@@ -71,3 +74,26 @@ def test_the_number_of_graphs_follows_from_memory(bundle: Bundle, monkeypatch: p
     for quarters, most in ((11, 2), (1, 1)):
         monkeypatch.setattr(sessions, "machine_memory", lambda memory=quarters * weights: memory)
         assert sessions_in_memory(SimpleNamespace(manifest=packed, folder=bundle.folder)) == most
+
+
+def test_an_htp_writes_its_caches_apart_and_copies_them_back(bundle: Bundle) -> None:
+    """No document says that a graph may write where it reads."""
+    graph = next(graph for graph in bundle.manifest.graphs_of("onnx") if graph.kind == "decode")
+    caches = {spec.name: np.zeros(fixed(spec), np.float32) for spec in graph.inputs if spec.name in graph.caches}
+    places = dict[str, int]()
+
+    class Binding:
+        def bind_input(self, name: str, *where: object) -> None:
+            places[name] = where[-1]
+
+        bind_output = bind_input
+
+    def launch(_: Binding) -> None:
+        for name, array in caches.items():
+            ctypes.memset(places[f"{name}.out"], 1, array.nbytes)
+            assert not array.any(), "it writes where it reads"
+
+    bindings = HtpBindings(SimpleNamespace(io_binding=Binding, run_with_iobinding=launch), graph)
+    bindings.caches(caches, caches.values())
+    bindings.run()
+    assert caches and all(array.view(np.uint8).all() for array in caches.values())
