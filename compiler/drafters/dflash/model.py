@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts
-from draftwood.compiler.drafters.common.export import refuse
+from draftwood.compiler.drafters.common.checkpoint import Parts
 from draftwood.compiler.drafters.common.model import CachedModel
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.dflash.checkpoint import dflash_parts, is_dflash, read_dflash_config
-from draftwood.compiler.drafters.dflash.export import check_block, dflash_speculators, specforge
 from draftwood.compiler.drafters.dflash.network import DFlash, DFlashConfig
 from draftwood.compiler.teachers.config import TeacherConfig
 
@@ -24,7 +22,6 @@ class DFlashModel(CachedModel):
 
     kind: ClassVar[str] = "dflash"
     called: ClassVar[str] = "DFlash"
-    layouts = {"speculators": dflash_speculators, "specforge": specforge}  # noqa: RUF012 (declared by DraftModel)
     config: DFlashConfig
 
     @classmethod
@@ -37,12 +34,6 @@ class DFlashModel(CachedModel):
     ) -> tuple[DFlashConfig, Vocabulary, Parts]:
         config, vocabulary = read_dflash_config(fields, teacher, stored)
         return config, vocabulary, dflash_parts(config, vocabulary)
-
-    @classmethod
-    def check_layout(cls, checkpoint: CachedCheckpoint[DFlashConfig], layout: str) -> None:  # type: ignore[override]
-        check_block(checkpoint, layout)
-        # vLLM and SGLang always draft from the first mask row on.
-        refuse(layout, {"a first draft by the root's row, which no server reads": checkpoint.config.from_root})
 
     @property
     def levels(self) -> int:

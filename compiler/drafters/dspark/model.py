@@ -11,9 +11,8 @@ from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts
 from draftwood.compiler.drafters.common.model import CachedModel
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
-from draftwood.compiler.drafters.dflash.export import check_block
 from draftwood.compiler.drafters.dspark.checkpoint import is_dspark, read_dspark
-from draftwood.compiler.drafters.dspark.export import deepspec, dspark_speculators
+from draftwood.compiler.drafters.dspark.export import check_block, deepspec, speculators
 from draftwood.compiler.drafters.dspark.network import DSpark, DSparkConfig
 from draftwood.compiler.teachers.config import TeacherConfig
 
@@ -24,7 +23,7 @@ class DSparkModel(CachedModel):
 
     kind: ClassVar[str] = "dspark"
     called: ClassVar[str] = "DSpark"
-    layouts = {"speculators": dspark_speculators, "deepspec": deepspec}  # noqa: RUF012 (declared by DraftModel)
+    layouts = {"speculators": speculators, "deepspec": deepspec}  # noqa: RUF012 (declared by DraftModel)
     training: ClassVar[str | None] = "draftwood.compiler.drafters.dspark.training"
     follows_nodes: ClassVar[bool] = True
     config: DSparkConfig

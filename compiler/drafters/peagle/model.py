@@ -1,7 +1,6 @@
 """P-EAGLE as a drafter: one pass, whose one draft step serves all trees.
 
-It is published as EAGLE-3 folders with the tensor ``mask_hidden`` and a mask token. Folders are written here in
-speculators' layout, which vLLM serves; SGLang reads none.
+It is published as EAGLE-3 folders with the tensor ``mask_hidden`` and a mask token.
 
 ============  =================================================  =============================  ====================
 writer        how the folder is told from an EAGLE-3 drafter     mask token                     tokens a pass
@@ -22,17 +21,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts
+from draftwood.compiler.drafters.common.checkpoint import Parts
 from draftwood.compiler.drafters.common.config import read_mask_token
-from draftwood.compiler.drafters.common.export import embedding, proposals, refuse
 from draftwood.compiler.drafters.common.model import CachedModel
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.eagle3.checkpoint import UNUSED, eagle3_parts, read_eagle3_config
-from draftwood.compiler.drafters.eagle3.export import speculators_fields, tensors_of
 from draftwood.compiler.drafters.eagle3.layouts import SPECFORGE, SPECULATORS, WRITERS, Spelling, read_writer
-from draftwood.compiler.drafters.model import DrafterFolder
 from draftwood.compiler.drafters.peagle.network import PEagle, PEagleConfig
-from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 
 OWN = {"PEagleDraftModel": SPECFORGE, "PEagleSpeculator": SPECULATORS}
@@ -54,23 +49,6 @@ def _levels(fields: Fields) -> int:
     return levels
 
 
-def _speculators(opened: CachedCheckpoint[PEagleConfig], teacher: Checkpoint, verifier: str) -> DrafterFolder:
-    # vLLM builds P-EAGLE without these two.
-    refuse("speculators", {"norms of the teacher's states": opened.config.feature_norm != "none",
-                           "norm_output": opened.config.norm_output})  # fmt: skip
-    fields = {
-        "architectures": ["PEagleSpeculator"],
-        "speculators_model_type": "peagle",
-        "mask_token_id": opened.config.mask_token,
-        # Its trainer always trains the embedding, so the embedding is the drafter's.
-        "embed_requires_grad": True,
-        "speculators_config": proposals("peagle", verifier, teacher, opened.config.levels),
-    }
-    own_tensors = {"mask_hidden": opened.weight("mask_hidden"), "embed_tokens.weight": embedding(opened)}
-    tensors = tensors_of(opened, "layers.0", opened.config.mapped) | own_tensors
-    return DrafterFolder(fields | speculators_fields(opened), tensors)
-
-
 @dataclass(frozen=True)
 class PEagleModel(CachedModel):
     """EAGLE-3's network with a mask row a level."""
@@ -78,7 +56,6 @@ class PEagleModel(CachedModel):
     kind: ClassVar[str] = "peagle"
     called: ClassVar[str] = "P-EAGLE"
     unused: ClassVar[tuple[str, ...]] = UNUSED
-    layouts = {"speculators": _speculators}  # noqa: RUF012 (declared by DraftModel)
     config: PEagleConfig
 
     @classmethod

@@ -1,4 +1,4 @@
-"""P-EAGLE, DFlash, DSpark and Medusa in the layouts of others: our reader makes the exported network of them."""
+"""DSpark and Medusa in the layouts of others: our reader makes the exported network of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,47 +17,28 @@ from draftwood.errors import RequestError
 
 MASK = 99
 DSPARK = {"mask_token_id": MASK, "target_layer_ids": [1, 3, 5], "markov_rank": 12, "enable_confidence_head": True}
-# How a drafter is made: kind, draft vocabulary (None for the teacher's matrices), fields; and the layouts it has.
-CASES: dict[str, tuple[str, int | None, dict, tuple[str, ...]]] = {
-    "peagle": ("peagle", 40, {}, ("speculators",)),
-    "peagle-whole": ("peagle", 101, {}, ("speculators",)),
-    "dflash": ("dflash", None, {}, ("speculators", "specforge")),
-    "dflash-cut": ("dflash", 40, {"sample_from_anchor": False}, ("speculators",)),
-    "dspark": ("dspark", None, {"markov_head_type": "vanilla"}, ("speculators", "deepspec")),
-    "dspark-gated": (
-        "dspark",
+# How a DSpark is made: draft vocabulary (None for the teacher's matrices), fields; and the layouts it has.
+CASES: dict[str, tuple[int | None, dict, tuple[str, ...]]] = {
+    "vanilla": (None, {"markov_head_type": "vanilla"}, ("speculators", "deepspec")),
+    "gated": (
         None,
         {"markov_head_type": "gated", "confidence_head_with_markov": False},
         ("speculators", "deepspec"),
     ),
-    "dspark-rnn": ("dspark", None, {"markov_head_type": "rnn"}, ("speculators", "deepspec")),
-    "dspark-cut": ("dspark", 40, {"markov_head_type": "rnn"}, ("speculators",)),
+    "rnn": (None, {"markov_head_type": "rnn"}, ("speculators", "deepspec")),
+    "cut": (40, {"markov_head_type": "rnn"}, ("speculators",)),
 }
 WRITTEN = [(case, layout) for case, (*_, layouts) in CASES.items() for layout in layouts]
 
 
 def folder_of(make: Any, teacher: Checkpoint, case: str) -> tuple[dict, dict]:
     """config.json and tensors; ids of a cut vocabulary descend."""
-    kind, draft, own, _ = CASES[case]
+    draft, own, _ = CASES[case]
     qwen3 = make.sizes | {"model_type": "qwen3", "num_hidden_layers": 2}
-    if kind == "peagle":
-        config = make.eagle3_config("speculators", draft, num_hidden_layers=2)
-        proposed = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 4}]}
-        config |= {"speculators_model_type": "peagle", "mask_token_id": MASK, "speculators_config": proposed}
-        return config | {"architectures": ["PEagleSpeculator"]}, make.eagle3_tensors(
-            "layers.0", layers=2, draft=draft
-        ) | {"mask_hidden": torch.randn(1, 1, 192, generator=torch.Generator().manual_seed(1))}
-    tensors = make.dflash_tensors(2, 3, draft)
-    head = own.get("markov_head_type", "vanilla")
-    if kind == "dspark":
-        confidence = "markov" if own.get("confidence_head_with_markov", True) else "hidden"
-        tensors |= make.sequential_head(12, head, confidence, draft)
+    confidence = "markov" if own.get("confidence_head_with_markov", True) else "hidden"
+    tensors = make.dflash_tensors(2, 3, draft) | make.sequential_head(12, own["markov_head_type"], confidence, draft)
     if draft is None:
-        writer = {"architectures": ["Qwen3DSparkModel"], **DSPARK}
-        if kind == "dflash":
-            nested = {"mask_token_id": MASK, "target_layer_ids": [1, 3, 5]}
-            writer = {"architectures": ["DFlashDraftModel"], "dflash_config": nested}
-        return qwen3 | {"block_size": 4} | writer | own, tensors
+        return qwen3 | {"block_size": 4, "architectures": ["Qwen3DSparkModel"], **DSPARK} | own, tensors
     tensors |= {"embed_tokens.weight": teacher.weight("embed.weight"), "d2t": _descending(tensors["d2t"])}
     stated = {
         "aux_hidden_state_layer_ids": [2, 4, 6],
@@ -65,9 +46,8 @@ def folder_of(make: Any, teacher: Checkpoint, case: str) -> tuple[dict, dict]:
         "block_size": 4,
         "mask_token_id": MASK,
     }
-    name = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}[kind]
-    heads = {"markov_rank": 12, "enable_confidence_head": True} if kind == "dspark" else {}
-    told = {"speculators_model_type": kind, "architectures": [name], "sample_from_anchor": True, **heads}
+    told = {"speculators_model_type": "dspark", "architectures": ["DSparkSpeculator"], "sample_from_anchor": True}
+    told |= {"markov_rank": 12, "enable_confidence_head": True}
     return told | stated | {"transformer_layer_config": qwen3} | own, tensors
 
 
@@ -112,19 +92,12 @@ def test_what_is_read_back_is_the_same_network(
 @pytest.mark.parametrize(
     ("case", "layout", "said"),
     [
-        ("peagle", "specforge", "specforge: no layout of P-EAGLE that is written; expected speculators"),
         (
-            "dflash",
-            "deepspec",
-            "deepspec: no layout of DFlash that is written; expected speculators or specforge",
-        ),
-        ("dflash-cut", "specforge", "specforge: no form of a part of the vocabulary; export to speculators"),
-        (
-            "dspark",
+            "vanilla",
             "specforge",
             "specforge: no layout of DSpark that is written; expected speculators or deepspec",
         ),
-        ("dspark-cut", "deepspec", "deepspec: no form of a part of the vocabulary; export to speculators"),
+        ("cut", "deepspec", "deepspec: no form of a part of the vocabulary; export to speculators"),
     ],
 )
 def test_what_a_layout_has_no_form_of_is_refused(
@@ -137,29 +110,19 @@ def test_what_a_layout_has_no_form_of_is_refused(
     assert str(caught.value) == said
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"sample_from_anchor": True}, "a first draft by the root's row, which no server reads"),
-        ({"aux_layer_ids": [2, 4, 8]}, "the last layer's state, which its readers take with or without the norm"),
-        ({"aux_layer_ids": [0, 4, 6]}, "the state that enters layer 0; export to speculators"),
-    ],
-)
-def test_a_block_that_sglang_reads_otherwise_is_refused(
-    make: Any, teacher: Checkpoint, tmp_path: Path, changed: dict, said: str
-) -> None:
-    config, tensors = folder_of(make, teacher, "dflash")
-    source = make.save(tmp_path, config | changed, tensors)
-    with pytest.raises(RequestError, match=f"specforge: no form of {said}"):
+def test_the_last_layers_state_is_refused(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
+    config, tensors = folder_of(make, teacher, "vanilla")
+    source = make.save(tmp_path, config | {"aux_layer_ids": [2, 4, 8]}, tensors)
+    with pytest.raises(RequestError, match="deepspec: no form of the last layer's state"):
         opened = open_drafter(source, teacher)
-        opened.model.exported(opened.checkpoint, teacher, "specforge", "teacher")
+        opened.model.exported(opened.checkpoint, teacher, "deepspec", "teacher")
 
 
 @pytest.mark.parametrize(("name", "of"), [("embed_tokens.weight", "embedding"), ("lm_head.weight", "output matrix")])
 def test_ends_that_readers_would_replace_are_refused(
     make: Any, teacher: Checkpoint, tmp_path: Path, name: str, of: str
 ) -> None:
-    config, tensors = folder_of(make, teacher, "dspark")
+    config, tensors = folder_of(make, teacher, "vanilla")
     source = make.save(tmp_path, config, tensors | {name: torch.ones(101, 64)})
     with pytest.raises(RequestError, match=f"an? {of} of its own, but its readers take the teacher's"):
         opened = open_drafter(source, teacher)
