@@ -1,5 +1,6 @@
 """Inputs of a drafter's training: texts, states and losses."""
 
+import gzip
 import json
 import shutil
 from collections import Counter
@@ -75,7 +76,22 @@ def distilled(teacher: Path) -> Path:
     return teacher.parent / "distilled"
 
 
-@pytest.mark.parametrize("line", ["{", '{"id": 1, "text": ""}', '{"id": "a"}', "[]"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        '{"id": 1, "text": ""}',
+        '{"id": "a"}',
+        "[]",
+        '{"id": "a", "text": null}',
+        '{"id": "a", "messages": []}',
+        '{"id": "a", "messages": ["hi"]}',
+        '{"id": "a", "messages": 5}',
+        '{"id": "\\ud800", "text": "x"}',
+        "[" * 99999,
+    ],
+    ids=lambda line: line[:30],
+)
 def test_malformed_rows_are_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"id": "a", "text": "b"}\n' + line + "\n")
@@ -100,10 +116,27 @@ def test_data_is_weighed(tmp_path: Path) -> None:
             read_data([f"{tmp_path}/a.jsonl:{times}"])
 
 
-def test_data_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
-    with pytest.raises(RequestError, match="cannot be read"):
+def test_marks_and_empty_lines_of_editors_are_read_over(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"id": "a", "text": "x"}\r\n\r\n{"id": "b", "text": "y"}\r\n \n')
+    assert [row["id"] for row in read_data([str(tmp_path)])] == ["a", "b"]
+
+
+_ZIPPED = gzip.compress(bytes(range(256)) * 20)
+
+
+@pytest.mark.parametrize(
+    "content", [b"no gzip", _ZIPPED[:-9], _ZIPPED[:20] + b"\xff" * 9 + _ZIPPED[29:], gzip.compress(b"\xff\xfe{")]
+)
+def test_data_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(content)
+    with pytest.raises(RequestError, match=r"cannot be read .*; expected lines of JSON in UTF-8"):
         read_data([str(tmp_path)])
+
+
+def test_a_row_that_the_template_refuses_is_named(teacher: Path, tmp_path: Path) -> None:
+    rows: list[Row] = [{"id": "odd", "messages": [{"role": "user", "content": 5}]}]  # type: ignore[typeddict-item]
+    with pytest.raises(RequestError, match="--data, row 'odd': chat: message 0: content: expected a string"):
+        distill(teacher, rows, tmp_path, **DISTILL)
 
 
 def test_batched_generation_equals_single_rows(teacher: Path) -> None:

@@ -63,6 +63,12 @@ class Prompts:
 
     def __call__(self, number: int) -> list[int]:
         row = self.rows[self.source(number)]
+        try:
+            return self._of(row, number)
+        except RequestError as error:
+            raise RequestError(f"--data, row {row['id']!r}: {error}; mend the row, or leave it out") from None
+
+    def _of(self, row: Row, number: int) -> list[int]:
         if "text" in row:
             begin = [] if self.begin is None else [self.begin]
             # Only the first tokens are wanted, and no token is as long as 40 characters on average.

@@ -52,20 +52,23 @@ def _read(name: str) -> list[Row]:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yields the rows of one ``.jsonl`` or ``.jsonl.gz`` file; names the line of a malformed one."""
+    """Yields the rows of one ``.jsonl`` or ``.jsonl.gz`` file of any size; names the line of a malformed one."""
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            yield from (_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path}: cannot be read ({error})") from None
+        with opener(path, "rt", encoding="utf-8-sig") as lines:
+            yield from (_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise RequestError(f"{path}: cannot be read ({error}); expected lines of JSON in UTF-8") from None
 
 
 def _row(line: str, where: str) -> Row:
     try:
         row: Row = json.loads(line)
-        assert isinstance(row["id"], str) and ("messages" in row or "text" in row)
-    except (ValueError, KeyError, AssertionError, TypeError):
+        row["id"].encode()
+        # What a message holds is the chat template's to judge.
+        chat = row.get("messages")
+        assert isinstance(row.get("text"), str) or (chat and all(isinstance(message["role"], str) for message in chat))
+    except (ValueError, KeyError, AssertionError, TypeError, AttributeError, RecursionError):
         raise RequestError(f'{where}: expected {{"id", "messages"}} or {{"id", "text"}}, got {line[:60]!r}') from None
     return row
 
