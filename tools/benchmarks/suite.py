@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from draftwood.errors import RequestError
 from draftwood.files import read_text
 from draftwood.manifest import Manifest
+from draftwood.planned import Count, Size
 from draftwood.tools.benchmarks.named_bundles import NamedBundle
 from draftwood.tools.benchmarks.peers import PEERS
 from draftwood.tools.prompts import split_family
@@ -25,33 +26,28 @@ class SectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Settings of one section; one that a section does not read has no effect.
 
     Raises:
-        ValueError: a number that makes no sense.
+        ValueError: a policy or a program that there is not.
     """
 
     # The measured bundles, by name; all that the section can measure if none is named.
     bundles: tuple[str, ...] = ()
-    temperatures: tuple[float, ...] = (0.0,)
+    temperatures: tuple[Annotated[float, msgspec.Meta(ge=0, le=100)], ...] = (0.0,)
     # "adaptive", "plain" or "tree": the largest tree of the bundle, always.
     policies: tuple[str, ...] = ("tree",)
     # Tokens of text before the answer.
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[Size, ...] = ()
     # Conversations, or texts of a length; None takes all.
-    limit: int | None = None
-    max_new_tokens: int = 64
-    rounds: int = 3
+    limit: Size | None = None
+    max_new_tokens: Size = 64
+    rounds: Size = 3
     # Texts that share launches.
-    texts: tuple[int, ...] = ()
+    texts: tuple[Size, ...] = ()
     # Other programs, by their names; all known ones if none is named.
     peers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check("policies", self.policies, POLICIES)
         _check("peers", self.peers, tuple(PEERS))
-        limit = self.limit if self.limit is not None else 1
-        if min(self.rounds, self.max_new_tokens, limit, *self.lengths, *self.texts) < 1:
-            raise ValueError("rounds, max_new_tokens, lengths, texts, limit: expected 1 or more")
-        if any(temperature < 0 for temperature in self.temperatures):
-            raise ValueError("temperatures: expected 0 or more")
 
 
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -60,10 +56,10 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     name: str
     sections: dict[str, SectionSettings]
     # Foreign processor time and steal that a task may see, in cores; above it the task is measured again.
-    busy_cores: float = 0.08
+    busy_cores: Annotated[float, msgspec.Meta(ge=0)] = 0.08
     # Times a task is measured at most; the last one is kept, and marked.
-    tries: int = 3
-    seed: int = 1
+    tries: Size = 3
+    seed: Count = 1
     # Prompt files, each FILE or FAMILY=FILE; the built-in prompts if none is given.
     prompts: tuple[str, ...] = ()
     # The subject: bundles of one teacher by name, and the engine that runs them; None for the default one.
@@ -151,7 +147,7 @@ def read_suite(name: str, known: Collection[str]) -> Suite:
         suite = msgspec.toml.decode(read_text(path).encode(), type=Suite, strict=True)
     except OSError as error:
         raise RequestError(f"--suite {name}: {error.strerror}; expected {', '.join(shipped)} or a TOML file") from error
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise RequestError(f"--suite {path}: {error}") from error
     if strange := [section for section in suite.sections if section not in known]:
         raise RequestError(f"--suite {path}: no section {strange[0]!r}; expected some of {', '.join(known)}")

@@ -87,7 +87,10 @@ def test_a_busy_row_is_measured_again_and_marked(
     ("change", "message"),
     [
         (lambda text: text.replace("[sections.turns]", "[sections.nope]"), "no section 'nope'"),
-        (lambda text: text.replace("rounds = 2", "rounds = 0"), "expected 1 or more"),
+        (lambda text: text.replace("rounds = 2", "rounds = 0"), "Expected `int` >= 1"),
+        (lambda text: text.replace("tries = 1", "tries = 0"), "Expected `int` >= 1 - at `$.tries`"),
+        (lambda text: text + "temperatures = [nan]\n", "Expected `float` >= 0.0"),
+        (lambda text: f"deep = {'[' * 5000}\n{text}", "recursion"),
         (lambda text: text.replace('["second"]', '["mine"]'), "lengths asks for bundle 'mine'"),
         (lambda text: re.sub("bundles = {.*}", "", text), "--bundle: is needed"),
         (lambda text: text.replace("tries", "tires"), "tires"),
