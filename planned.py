@@ -7,7 +7,7 @@ drafter: the counts of its candidates, by sampling class, and the time of a step
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from math import log
 from typing import Annotated
 
@@ -126,6 +126,22 @@ class Planning(FrozenFields, frozen=True):
     greedy: Prior
     sampled: Prior | None
     times: tuple[StepTime, ...]
+
+    def faults(self, depths: Mapping[str, int]) -> Iterator[str]:
+        """Shares that are not one a level of their tree, by the trees' depths."""
+        for prior in (self.greedy, self.sampled):
+            for name, levels in prior.reached.items() if prior else ():
+                if len(levels) != depths.get(name, len(levels)):
+                    yield f"planning: {len(levels)} shares of tree {name}; expected {depths[name]}, one a level"
+
+    def named(self, names: Mapping[str, str]) -> Planning:
+        """The same of trees that are called otherwise."""
+        greedy, sampled = (
+            prior and msgspec.structs.replace(prior, reached={names[tree]: of for tree, of in prior.reached.items()})
+            for prior in (self.greedy, self.sampled)
+        )
+        assert greedy is not None, "greedy text is always counted"
+        return msgspec.structs.replace(self, greedy=greedy, sampled=sampled)
 
     def prior(self, greedy: bool) -> Prior:
         """The counts of a sampling class, or of the other one if that is all there is."""

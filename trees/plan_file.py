@@ -163,7 +163,8 @@ class Plan(FrozenFields, frozen=True, kw_only=True):
     baselines: tuple[Baseline, ...]
 
     def __post_init__(self) -> None:
-        rows = {tree.name: tree.topology.rows for tree in self.trees}
+        topologies = {tree.name: tree.topology for tree in self.trees}
+        rows = {name: tree.rows for name, tree in topologies.items()}
         if not rows or len(rows) < len(self.trees):
             raise ValueError("trees: expected one or more, each with a name of its own")
         for gear in self.gears:
@@ -175,6 +176,11 @@ class Plan(FrozenFields, frozen=True, kw_only=True):
             raise ValueError("gears: expected different names, and plain decoding at each of their KV lengths")
         if {time.gear for time in self.planning.times} != names:
             raise ValueError("planning: expected step times of the gears and of no others")
+        counted = {name for prior in (self.planning.greedy, self.planning.sampled) if prior for name in prior.reached}
+        if strange := sorted(counted - rows.keys()):
+            raise ValueError(f"planning: shares of tree {strange[0]}; expected a tree of this plan")
+        for fault in self.planning.faults({name: tree.depth for name, tree in topologies.items()}):
+            raise ValueError(fault)
 
 
 def format_plan(plan: Plan) -> str:

@@ -99,17 +99,17 @@ def read_specs(text: str) -> Specs:
             f"tree {text!r}: a plan with KV lengths stands alone, or with trees that are looked up; leave the other"
             " trees out, or plan without --latency"
         )
-    gears = _own_gears(trees, plans[0])
+    names = _own_names(trees, plans[0])
+    gears = tuple(replace(gear, tree=names[gear.tree]) for gear in plans[0].gears)
     lengths = sorted({gear.slots for gear in gears})
     gears += named_gears((name, slots) for name in looked_up for slots in lengths)
-    return Specs(trees, gears, plans[0].planning if len(plans) == 1 else None)
+    return Specs(trees, gears, plans[0].planning.named(names) if len(plans) == 1 else None)
 
 
-def _own_gears(trees: tuple[tuple[str, Topology | Budget], ...], plan: Plan) -> tuple[Gear, ...]:
-    """The plan's gears with the names that its trees have in ``trees``; equal trees share a name."""
+def _own_names(trees: tuple[tuple[str, Topology | Budget], ...], plan: Plan) -> dict[str, str]:
+    """The names that a plan's trees have in ``trees``; equal trees share a name."""
     names: dict[Topology | Budget, str] = {tree: name for name, tree in trees}
-    name_of_tree = {tree.name: names[tree.topology] for tree in plan.trees}
-    return tuple(replace(gear, tree=name_of_tree[gear.tree]) for gear in plan.gears)
+    return {tree.name: names[tree.topology] for tree in plan.trees}
 
 
 def parse_specs(text: str) -> list[tuple[str, Topology | Budget]]:

@@ -148,6 +148,7 @@ def _dims(manifest: Manifest) -> Iterator[str]:
     if ids := [i for i in (*teacher.eos, teacher.bos or 0) if i >= dims.vocabulary]:
         yield f"token {ids[0]} begins or ends a text; expected ids below {dims.vocabulary}"
     yield from (f"tree {tree.name}: {fault}" for tree in trees for fault in _tree(tree))
+    yield from manifest.planning.faults({tree.name: tree.depth for tree in trees}) if manifest.planning else ()
 
 
 def _tree(tree: Tree) -> Iterator[str]:

@@ -134,6 +134,11 @@ def test_the_file_is_json_and_gives_the_trees_back(tmp_path):
     found = parse_specs(f"chain:2,plan:{tmp_path / 'my.plan'}")
     assert found[:2] == [("plain", Topology.plain()), ("chain-2", Topology.chain(2))]
     assert {tree for _, tree in found} == {tree.topology for tree in without.trees} | {Topology.chain(2)}
+    largest, reached = without.trees[1], without.planning.greedy.reached
+    (tmp_path / "mine.json").write_text(json.dumps(largest.paths))
+    merged = read_specs(f"tree:{tmp_path / 'mine.json'},plan:{tmp_path / 'my.plan'}")
+    assert [name for name, _ in merged.trees][:2] == ["plain", "mine"]
+    assert merged.plan.greedy.reached == {{largest.name: "mine"}.get(name, name): of for name, of in reached.items()}
 
 
 @pytest.mark.parametrize(
@@ -169,6 +174,8 @@ def test_refused_files(text, message):
         (("gears", 1, "name"), "other", "step times of the gears"),
         (("planning", "greedy"), None, r"at `\$.planning.greedy`"),
         (("planning", "times", 0, "us"), 0, "a time above 0, at most 1000 s"),
+        (("planning", "greedy", "reached"), {"planned-4": [0.5]}, "1 shares of tree planned-4; expected 2, one a lev"),
+        (("planning", "greedy", "reached"), {"other": [0.5]}, "shares of tree other; expected a tree of this plan"),
     ],
 )
 def test_refused_values_of_a_file(path, value, message):

@@ -96,6 +96,12 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "small candidates": (lambda m: m["trees"][-1].update(width=11, file=None), "a tree exactly where it has no file"),
     "noise": (lambda m: end(m, "draft", "noise").update(shape=[1, 300]), "takes noise .*expected a row for each of 2"),
     "budget": (lambda m: m["trees"][1].update(rows=2**20, file=None), "a budget of 1048575 nodes; expected 1 to"),
+    "shares": (
+        lambda m: m.update(
+            planning={"greedy": {"reached": {"ragged": [0.5]}, "first": 0.5}, "sampled": None, "times": []}
+        ),
+        "planning: 1 shares of tree ragged; expected 2, one a level",
+    ),
     "tree's rows": (lambda m: m["trees"][1].update(depth=1, rows=3, width=2), "rows, depth and width .3, 2, 1."),
 }
 
