@@ -114,12 +114,12 @@ class CpuEngine(Engine):
         super().__init__(bundle, graphs, self._drafts.run)
         # All of them now: a text should not wait for what its first draft would open.
         drafts = [each for each in graphs if each.kind in ("draft", "extend")]
-        with ThreadPoolExecutor(1, "draftwood-drafts") as apart:  # each opening takes one processor
-            opened = [apart.submit(self._drafts.open, each) for each in drafts]
-            self._bindings(graph)
-            if self._group > 1:
-                self._bindings(self._batches[1])
-        for each in opened:
+        steps = [graph, self._batches[1]] if self._group > 1 else [graph]
+        with ThreadPoolExecutor(2, "draftwood-opening") as apart:  # each opening takes one processor
+            opened = {each.name: apart.submit(self._new_bindings, each) for each in steps}
+            drafting = [apart.submit(self._drafts.open, each) for each in drafts]
+        self._opened |= {name: each.result() for name, each in opened.items()}
+        for each in drafting:
             each.result()
         rows = (dims.branch_rows + 1) * self.max_batch
         self._logits_RV = np.zeros((rows, dims.vocabulary), np.float32)

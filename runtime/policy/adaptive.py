@@ -85,7 +85,7 @@ class Launch:
         # tells nothing of their parts.
         tells = self._late <= FEW * len(texts) and len(set(neural)) == 1
         self._told = {gear.name: length for gear, length in costs if tells and bool(gear.draft) == self.drafts}
-        self.tokens = sum(policy.ease.tokens(gear.tree, text.match) for gear, policy, text in each)
+        self.tokens = sum(policy.ease.tokens(gear.tree, text.match) if gear.draft else 1 for gear, policy, text in each)
         self._weigh()
         # Whether it is expected to lose.
         self.tried = False
