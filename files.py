@@ -8,11 +8,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
+import json
 import os
 import stat
 import threading
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 # Of files that are read whole: JSON, text, statistics. Weights are mapped or streamed and have no limit.
 MOST_BYTES = 1 << 30
@@ -80,9 +82,32 @@ def read_text(path: Path, limit: int = MOST_BYTES) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def real_path(path: Path) -> Path:
+    """The path without links. A circle of links stays as it is, for whoever opens it to refuse; until Python 3.13
+    ``Path.resolve`` raises RuntimeError for one."""
+    return Path(os.path.realpath(path))
+
+
 def lines_of(text: str) -> list[str]:
     """The lines of a text that `read_text` gave; ``str.splitlines`` would part strings of JSON, too."""
     return text.removesuffix("\n").split("\n") if text else []
+
+
+def json_of(text: str) -> Any:
+    """The value of JSON that a person may have written; ValueError says why if it is none, or repeats a key."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"the key {twice!r} occurs twice in one object; keep one")
+        return value
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
 
 
 def _other_encoding(content: bytes) -> str | None:

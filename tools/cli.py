@@ -26,8 +26,12 @@ from typing import NamedTuple, TextIO
 from draftwood.errors import UserError
 from draftwood.version import __version__
 
-# What the machine refuses, whatever the command: no fault of ours, so one line.
-_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.EMFILE}
+# What the machine refuses, whatever the command: no fault of ours, so one line. The last four are of paths: a file
+# stands where a folder should, links form a circle, or a name is too long.
+_MACHINE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.EMFILE,
+    errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG,
+}  # fmt: skip
 
 # Each a module of tools/commands.
 COMMANDS = {

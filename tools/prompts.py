@@ -6,7 +6,6 @@ published; or a ``question``, as GSM8K is. HumanEval's lines have a ``prompt`` a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import RequestError
-from draftwood.files import lines_of, read_text
+from draftwood.files import json_of, lines_of, read_text
 from draftwood.runtime.text.tokenizer import Tokenizer
 
 BUILT_IN = Path(__file__).parent / "demo" / "prompts.jsonl"
@@ -98,9 +97,12 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[i
 
 def _parse(path: Path, number: int, line: str) -> list[Prompt]:
     try:
-        row = json.loads(line)
+        row = json_of(line)
+    except ValueError as error:
+        raise RequestError(f"{path}, line {number}: {error}; got {line[:60]!r}") from error
+    try:
         texts = [turn["content"] if isinstance(turn, dict) else turn for turn in row.get("turns") or [_message(row)]]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (KeyError, TypeError, AttributeError):
         texts = []
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise RequestError(

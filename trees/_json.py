@@ -1,11 +1,11 @@
 """JSON as every reader of this package wants it: one line of error that says where the file is wrong."""
 
-import json
 from typing import TypeVar
 
 import msgspec
 
 from draftwood.errors import TreeError
+from draftwood.files import json_of
 
 T = TypeVar("T")
 
@@ -38,16 +38,7 @@ def read_form(text: str | bytes, kind: type[T], form: str, version: int, where: 
 
 def load_json(text: str, where: str) -> object:
     """The value in `text`, which people may have written; TreeError if it is not JSON or repeats a key."""
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        value: dict[str, object] = {}
-        for key, item in pairs:
-            if key in value:
-                raise TreeError(f"{where}: the key {key!r} occurs twice in one object; keep one")
-            value[key] = item
-        return value
-
     try:
-        return json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise TreeError(f"{where}: not JSON: {error}; check the file") from error
+        return json_of(text)
+    except ValueError as error:
+        raise TreeError(f"{where}: {error}; check the file") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,7 +81,7 @@ class BuildRequest:
 
 def check_request(request: BuildRequest, out: Path) -> None:
     """Raises RequestError or TreeError if the request cannot be served by any checkpoint."""
-    if out.exists():
+    if os.path.lexists(out):
         raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
     _check_targets(request)
     _check_int8(request)

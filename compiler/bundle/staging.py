@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from draftwood.errors import RequestError
+from draftwood.files import real_path
 
 _held = threading.local()
 
@@ -34,7 +35,7 @@ def exclusive(out: Path, wait: bool = True, tell: Callable[[str], None] = lambda
     mine: set[Path] = _held.__dict__.setdefault("locks", set())
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        lock = out.parent.resolve() / f".{out.name}.lock"
+        lock = real_path(out.parent) / f".{out.name}.lock"
         file = None if lock in mine else _lock(lock, out, wait, tell)
     except OSError as error:
         raise RequestError(f"{out}: cannot be written ({error}); choose another --out") from error
@@ -59,7 +60,7 @@ def staged(out: Path) -> Iterator[Path]:
     """
     folder = out.with_name(f".{out.name}.partial")
     with exclusive(out, wait=False):
-        if out.exists():
+        if os.path.lexists(out):  # a link to nothing, too: no folder can be renamed to it
             raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
         try:
             shutil.rmtree(folder, ignore_errors=True)

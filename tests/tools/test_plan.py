@@ -122,3 +122,17 @@ def test_what_cannot_be_used_is_one_line_and_writes_nothing(
     with pytest.raises((TreeError, RequestError), match=message) as caught:
         run(stats, *arguments, "--out", out)
     assert "\n" not in str(caught.value) and not out.exists()
+
+
+@pytest.mark.parametrize(
+    "words", ["stats stats --out plan", "stats --out stats", "stats --latency latency --out latency"]
+)
+def test_a_file_that_is_named_twice_is_refused_and_kept(
+    words: str, stats: Path, latency: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    link, before = tmp_path / "latency", (stats.read_bytes(), latency.read_bytes())
+    link.symlink_to(latency.name)
+    with pytest.raises(RequestError, match="is named twice; expected STATS, --latency and --out to be files of their"):
+        run(*words.split())
+    assert (stats.read_bytes(), latency.read_bytes()) == before and not (tmp_path / "plan").exists()

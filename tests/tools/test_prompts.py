@@ -26,9 +26,24 @@ def test_whole_conversations_on_one_line(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("row", ["[1]", '{"turns": []}', '{"turns": [3]}', '{"turns": ["a", ""]}', '{"turns": "ab'])
+@pytest.mark.parametrize("row", ["[1]", '{"turns": []}', '{"turns": [3]}', '{"turns": ["a", ""]}'])
 def test_lines_that_are_none(tmp_path: Path, row: str) -> None:
     with pytest.raises(RequestError, match=r'line 2: expected \{"prompt": "\.\.\."\} or'):
+        read_prompts(write(tmp_path / "p.jsonl", {"prompt": "fine"}, row))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ('{"turns": "ab', "not JSON: Unterminated string"),
+        ('{"prompt": "a",}', "not JSON: "),
+        ('{"a":' * 99999, "not JSON: maximum recursion depth exceeded"),
+        ('{"prompt": "a", "prompt": "b"}', "the key 'prompt' occurs twice in one object; keep one"),
+    ],
+    ids=["cut", "comma", "deep", "twice"],
+)
+def test_lines_that_are_no_json(tmp_path: Path, row: str, said: str) -> None:
+    with pytest.raises(RequestError, match=f"line 2: {said}"):
         read_prompts(write(tmp_path / "p.jsonl", {"prompt": "fine"}, row))
 
 

@@ -91,3 +91,44 @@ def test_a_bundle_is_no_teacher(
     assert main([names.get(word, word) for word in COMMANDS[command]]) == 2
     said = f"draftwood: error: {tiny_bundle}: a bundle; expected a teacher: a Hugging Face folder or a GGUF file\n"
     assert capsys.readouterr().err == said
+
+
+# WRONG stands for a path that cannot be one; the others are what they are called.
+PLACES = (
+    "build WRONG --out OUT", "build MODEL --out WRONG", "build MODEL --drafter WRONG --out OUT",
+    "build MODEL --tree plan:WRONG --out OUT", "build MODEL --tree lookup:chain:3 --corpus WRONG --out OUT",
+    "make WRONG --prompts PROMPTS --out OUT", "make MODEL --prompts WRONG --out OUT",
+    "make MODEL --prompts PROMPTS --out WRONG", "make MODEL --drafter WRONG --prompts PROMPTS --out OUT",
+    "calibrate WRONG --out OUT", "calibrate WRONG --drafter HEADS --out OUT",
+    "calibrate MODEL --drafter WRONG --out OUT",
+    "calibrate BUNDLE --prompts WRONG --out OUT", "profile WRONG --out OUT", "plan WRONG --out OUT",
+    "distill WRONG --own-prompts 1 --out OUT", "distill MODEL --data WRONG --out OUT",
+    "distill MODEL --data PROMPTS --rows 1 --max-new-tokens 1 --out WRONG", "train medusa MODEL WRONG --out OUT",
+    "quantize WRONG PROMPTS --out OUT", "quantize MODEL WRONG --out OUT", "quantize MODEL PROMPTS --out WRONG",
+    "export vllm MODEL WRONG --out OUT", "export vllm MODEL HEADS --out WRONG", "bind WRONG MODEL", "inspect WRONG",
+    "check WRONG", "tune WRONG", "bench WRONG", "bench BUNDLE --prompts WRONG", "run WRONG --prompt x",
+    "run BUNDLE --chat WRONG", "serve WRONG",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", ["a circle of links", "a long name", "a path through a file"])
+def test_a_path_that_cannot_be_one_is_refused_in_one_line_wherever_it_stands(
+    wrong: str,
+    tiny_teacher: Path,
+    tiny_heads: Path,
+    tiny_bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts, out, circle = tmp_path / "prompts.jsonl", tmp_path / "out", tmp_path / "circle"
+    prompts.write_text("".join(f'{{"id": "{n}", "prompt": "the cat", "text": "the cat sat"}}\n' for n in range(9)))
+    circle.symlink_to("circle")
+    path = {"a circle of links": circle, "a long name": tmp_path / ("n" * 300), "a path through a file": prompts / "x"}
+    names = {"WRONG": path[wrong], "MODEL": tiny_teacher, "HEADS": tiny_heads, "BUNDLE": tiny_bundle, "OUT": out}
+    names["PROMPTS"] = prompts
+    for place in PLACES:
+        words = [str(names.get(word, word)).replace("WRONG", str(path[wrong])) for word in place.split()]
+        assert main(words) == 2, place
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1 and said[0].startswith("draftwood: error: "), (place, said)
+        assert not out.exists(), place

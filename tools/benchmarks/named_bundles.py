@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftwood.errors import RequestError
+from draftwood.files import real_path
 from draftwood.manifest import Manifest, read_manifest
 from draftwood.tools import demo
 from draftwood.tools.measure.runner import PLAIN
@@ -34,7 +35,7 @@ def read_bundles(named: Sequence[str]) -> dict[str, NamedBundle]:
     teachers: dict[str, str] = {}
     for spec in named:
         before, equals, after = spec.partition("=")
-        folder = demo.bundle(after if equals else spec).resolve()
+        folder = real_path(demo.bundle(after if equals else spec))
         name = before if equals else Path(spec).name
         if not _NAME.fullmatch(name) or name == PLAIN or name in givens:
             raise RequestError(

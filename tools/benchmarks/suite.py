@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from draftwood.errors import RequestError
-from draftwood.files import read_text
+from draftwood.files import read_text, real_path
 from draftwood.manifest import Manifest
 from draftwood.planned import Count, Size
 from draftwood.tools.benchmarks.named_bundles import NamedBundle
@@ -115,7 +115,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             bundles={name: bundle.folder for name, bundle in bundles.items()},
             engine=engine,
             model=model.stem if model else manifests[0].teacher.config["family"],
-            checkpoint=str(model.resolve()) if model else None,
+            checkpoint=str(real_path(model)) if model else None,
         )
 
     def builtins(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _check(name: str, values: Sequence[str], known: Sequence[str]) -> None:
 def _resolved(spec: str) -> str:
     """A prompt file, with its family, wherever the run goes on from."""
     family, path = split_family(spec)
-    return f"{family}={path.resolve()}" if family else str(path.resolve())
+    return f"{family}={real_path(path)}" if family else str(real_path(path))
 
 
 def read_suite(name: str, known: Collection[str]) -> Suite:

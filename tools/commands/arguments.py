@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any, cast
 
 from draftwood.errors import RequestError
-from draftwood.files import read_text
+from draftwood.files import json_of, read_text
 from draftwood.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -115,8 +114,8 @@ def given_prompt(args: argparse.Namespace) -> Prompt:
     if args.prompt is not None:
         return str(args.prompt)
     try:
-        chat = json.loads(read_text(args.chat))
-    except (OSError, ValueError, RecursionError) as error:
+        chat = json_of(read_text(args.chat))
+    except (OSError, ValueError) as error:
         raise RequestError(f"--chat {args.chat}: not a readable JSON file ({error})") from error
     if not isinstance(chat, list | dict):
         raise RequestError(

@@ -37,9 +37,10 @@ def _write_drafter(args: argparse.Namespace) -> dict[str, Any]:
     from draftwood.compiler.bundle.staging import staged
     from draftwood.compiler.drafters.registry import open_drafter
     from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.files import real_path
     from draftwood.tools.demo import resolve
 
-    with staged(args.out.resolve()) as folder:
+    with staged(real_path(args.out)) as folder:
         teacher = Checkpoint.open(resolve(args.model))
         verifier = teacher.path.resolve().name  # its reader finds the teacher by this
         opened = open_drafter(Path(args.drafter), teacher)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
-from draftwood.files import write_whole
+from draftwood.files import real_path, write_whole
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
 from draftwood.tools.made_from import MadeFrom, changed, made_from, read_note
 from draftwood.tools.making.stages import Stage, ours, run
@@ -94,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _check_out(args: argparse.Namespace, work: Path) -> None:
     """RequestError if a bundle is there that this command did not make, or made of something else and finished."""
-    if not args.out.exists():
+    if not os.path.lexists(args.out):
         return
     before = _finished(args, work)
     if before is None and not (args.precision != BEST and ours(work, args.out)):
@@ -135,14 +136,14 @@ def _complete(args: argparse.Namespace) -> None:
         args.precision = "exact" if args.device or args.int8_drafter else BEST
     if args.batch_size is None:
         args.batch_size = 1 if args.device else TEXTS
-    args.out = args.out.resolve()
-    args.prompts = args.prompts and args.prompts.resolve()
+    args.out = real_path(args.out)
+    args.prompts = args.prompts and real_path(args.prompts)
     args.model, args.drafter = (name and _absolute(name) for name in (args.model, args.drafter))
 
 
 def _absolute(name: str) -> str:
     """The path of a model; ``demo`` and shapes stay names."""
-    return str(Path(name).resolve()) if Path(name).exists() else name
+    return str(real_path(Path(name))) if Path(name).exists() else name
 
 
 def _check(args: argparse.Namespace) -> list[Prompt]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
-from draftwood.files import read_text
+from draftwood.files import read_text, real_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +50,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.trees.occupancy import Occupancy
     from draftwood.trees.plan_file import Limits, format_plan
 
+    _check_paths(args)
     limits = Limits(args.max_nodes, gears=args.max_gears)
     table = read_latency(args.latency) if args.latency else None
     if args.occupancy and table is None:
@@ -60,6 +61,15 @@ def main(args: argparse.Namespace) -> int:
     write_out(args.out, format_plan(plan).encode())
     print(explanation(plan) + "".join(f"\npicture: {path}" for path in draw_plan(plan, args.out)))
     return 0
+
+
+def _check_paths(args: argparse.Namespace) -> None:
+    """Raises RequestError if a file would count twice, or be replaced by the plan that is made of it."""
+    named = [*args.stats, *([args.latency] if args.latency else []), args.out]
+    real = [real_path(path) for path in named]
+    for place, path in enumerate(named):
+        if real[place] in real[:place]:
+            raise RequestError(f"{path}: is named twice; expected STATS, --latency and --out to be files of their own")
 
 
 def read_statistics(paths: Sequence[Path]) -> tuple[Calibration, Calibration | None]:

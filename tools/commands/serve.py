@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
+from draftwood.files import real_path
 from draftwood.manifest import read_manifest
 from draftwood.tools import demo
 from draftwood.tools.commands.arguments import add_opening_arguments, opening_of
@@ -124,7 +125,7 @@ def named(entries: list[str]) -> dict[str, Path]:
     for entry in entries:
         name, separator, folder = entry.partition("=")
         path = demo.bundle(folder or entry)
-        name = name if separator else entry if entry == demo.NAME else path.resolve().name
+        name = name if separator else entry if entry == demo.NAME else real_path(path).name
         if name in bundles:
             raise RequestError(f"{entry}: two bundles are named {name}; give NAME=FOLDER")
         read_manifest(path)  # a folder that no engine could open is refused here, in one line
