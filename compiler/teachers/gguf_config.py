@@ -230,7 +230,7 @@ def _ends(header: Header, architecture: str) -> dict[str, Any]:
     fields, kinds = header.fields, header.array("tokenizer.ggml.token_type")
     ids = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     texts = (*_END_TEXTS, *_END_ROLES.get(architecture, ()))
-    added = ([CONTROL], [USER_DEFINED], [])  # the last: a file without kinds
+    added: tuple[list[int], ...] = ([CONTROL], [USER_DEFINED], [])  # the last: a file without kinds
     ids += [id_ for id_ in header.indices("tokenizer.ggml.tokens", texts) if kinds[id_ : id_ + 1] in added]
     ends = list(dict.fromkeys(id_ for id_ in ids if id_ is not None))
     return {"bos_token_id": fields.get("tokenizer.ggml.bos_token_id"), "eos_token_id": ends or None}
