@@ -336,6 +336,18 @@ def test_a_damaged_note_is_one_line(tmp_path: Path, text: str) -> None:
         Kept([], tmp_path, made_from({}, {}))
 
 
+@pytest.mark.parametrize("text", ["5", '{"ok": ', "", "\udcff"])
+def test_a_damaged_report_of_check_is_one_line(tmp_path: Path, text: str) -> None:
+    asked = argparse.Namespace(
+        model="M", drafter=None, kv="128", device=None, precision="exact", prompts=None, out=tmp_path, batch_size=1,
+        int8_drafter=False,
+    )  # fmt: skip
+    check = next(stage for stage in stages_of(asked, tmp_path) if stage.name == "check")
+    check.makes.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(RequestError, match=r"check\.json: damaged .*; remove it, or its folder, to begin again"):
+        assert check.refuses and check.refuses(check.makes)
+
+
 def test_a_model_that_has_changed_is_made_again_by_any_path(
     tiny_teacher: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -196,14 +196,14 @@ def _write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
         {"prompt" if name == "text" else name: value for name, value in asdict(prompt).items()} for prompt in prompts
     )
     text = "".join(json.dumps(row) + "\n" for row in rows)
-    if not path.exists() or path.read_text() != text:
+    if not path.exists() or path.read_bytes() != text.encode():
         path.write_text(text)
 
 
 def _report(args: argparse.Namespace, stages: Sequence[Stage], work: Path) -> dict[str, Any]:
     from draftwood.runtime.bundle import Bundle
 
-    checked, judged = (json.loads(path.read_text()) for path in (args.out / "check.json", work / "bench.json"))
+    checked, judged = (read_note(path, dict) for path in (args.out / "check.json", work / "bench.json"))
     bundle = Bundle.open(args.out)
     return {
         "ok": bool(checked["ok"] and judged["ok"]),

@@ -9,7 +9,6 @@ bits besides its own.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
 import sys
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.tools.made_from import MadeFrom
+from draftwood.tools.made_from import MadeFrom, read_note
 from draftwood.tools.making.stages import Stage, StageError, run
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def best(args: argparse.Namespace, work: Path, given: MadeFrom) -> tuple[Path, d
             form = eight
     rows_rounded = bool(teacher.config.quantised)
     report = {
-        **json.loads((work / form.name / "bundle.make/report.json").read_text()),
+        **read_note(work / form.name / "bundle.make/report.json", dict),
         "bundle": str(args.out),
         "chosen": form.name,
         "limit": LIMIT,
@@ -190,8 +189,7 @@ def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str
     out = work / "rounding.json"
     words = ("quantize", args.model, str(args.prompts or BUILT_IN), "--json")
     run([Stage("rounding", words, out, "holds every precision to the exact numbers")], work, given)
-    differences: dict[str, dict[str, Any]] = json.loads(out.read_text())
-    return differences
+    return read_note(out, dict)
 
 
 def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: TeacherForm) -> dict[str, Any]:
@@ -208,7 +206,7 @@ def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: TeacherF
     except StageError as error:
         failure = str(error)
         print(f"left out: {failure}", file=sys.stderr, flush=True)
-    made = {} if failure else json.loads(report.read_text())
+    made = {} if failure else read_note(report, dict)
     bench = made.get("bench", {})
     return {
         "ok": made.get("ok", False),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from draftwood.errors import RequestError
+from draftwood.tools.made_from import read_note
 from draftwood.tools.making.stages import Stage
 from draftwood.trees.spec import LONG_ROWS, LOOKUPS
 
@@ -48,7 +48,7 @@ def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
 
 def _failure(path: Path) -> str:
     """The failures of a report of check and the way out, in one line; empty if nothing fails."""
-    report = json.loads(path.read_text())
+    report = read_note(path, dict)
     if report["ok"]:
         return ""
     way_out = f"nothing is tuned or compared; draftwood check {path.parent} says all; try another --precision"
