@@ -160,10 +160,9 @@ class Gguf:
             rows = rows.reshape(self._experts, -1, rows.shape[1])[place.expert]
         if not turned(self.header.fields["general.architecture"], place):
             return rows, stored.kind
-        if len(stored.shape) == 1:  # a bias has one number a row
-            rows = rows.reshape(stored.shape[0], -1)
-        halves = rows.reshape(-1, self.config.head_dim // 2, 2, rows.shape[1]).swapaxes(1, 2)
-        return np.ascontiguousarray(halves).reshape(1 if len(stored.shape) == 1 else -1, *rows.shape[1:]), stored.kind
+        # A row for each output; a bias lies in one, and has as many numbers as a matrix has rows.
+        pairs = rows.reshape(-1, self.config.head_dim // 2, 2, rows.size // stored.shape[0])
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape), stored.kind
 
     @property
     def _experts(self) -> int:

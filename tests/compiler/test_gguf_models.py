@@ -29,6 +29,7 @@ FP32 = 1e-4
 MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True, "num_experts": 4}
 FAMILIES = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "llama with biases": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": True},
     "mixtral": {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4,
                 "num_experts_per_tok": 2},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
