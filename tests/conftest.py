@@ -201,16 +201,13 @@ def tiny_draft_bundles(
     """
     from draftwood.compiler.bundle.build import build
     from draftwood.compiler.bundle.request import BuildRequest
-    from draftwood.trees import RankPaths, Topology
+    from draftwood.trees import Topology
     from draftwood.trees.spec import Budget
 
-    paths = RankPaths()
-    for path, count in {(0, 0, 0): 9, (0, 1): 4, (2,): 3, (0, 0, 2): 2}.items():
-        paths.add(path, count)
     fixed = (
         ("plain", Topology.plain()),
         ("backbone", Topology.backbone(3, 2)),
-        ("planned", paths.best_tree(6)),
+        ("planned", Topology.from_paths(((0,), (2,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 2)))),
     )
     folders, kinds = {}, [*tiny_drafters]
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579":

@@ -34,13 +34,11 @@ from draftwood.trees.formats import (
 )
 from draftwood.trees.invariants import Violation, is_tree, require, violations
 from draftwood.trees.spec import parse_specs
-from draftwood.trees.statistics import RankPaths
 from draftwood.trees.tensorize import TreeBuffers, tensorize, tree_tokens
 from draftwood.trees.topology import Topology
 
 __all__ = [
     "Accepted",
-    "RankPaths",
     "Topology",
     "TreeBuffers",
     "Violation",

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from draftwood.errors import TreeError
 from draftwood.trees._json import read_form
-from draftwood.trees.statistics import RankPaths
 from draftwood.trees.topology import rank_path
 
 CALIBRATION_FORMAT: Final = "draftwood.calibration"
@@ -193,13 +192,6 @@ class Calibration:
         self._sampled += other._sampled
         for source, done in other.sources.items():
             self.sources[source] = max(self.sources.get(source, 0), done)
-
-    def rank_paths(self) -> RankPaths:
-        """The paths alone, for those who need no more."""
-        result = RankPaths()
-        for ranks, count in zip(self.contexts.ranks_ND.tolist(), self.contexts.counts_N.tolist(), strict=True):
-            result.add([rank for rank in ranks if rank != END], count)
-        return result
 
     def to_bytes(self) -> bytes:
         """The file: a line of JSON, then the columns; equal contents give equal bytes.

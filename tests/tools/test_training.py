@@ -29,7 +29,6 @@ from draftwood.tools.training.schedule import stable_decay
 from draftwood.tools.training.states import FOLDER, States, path_of_states, usual_aux
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import Distilled, shuffled
-from draftwood.trees import RankPaths
 
 TEXT = "the old sailor counted 12 ships and 305 gulls near the quiet harbour before the storm came in"
 WORDS = TEXT.split()
@@ -421,13 +420,7 @@ def test_paths_equal_a_naive_count() -> None:
     naive: Counter[tuple[int, ...]] = Counter()
     for row in ranks.tolist():
         naive[tuple(row[: row.index(16)] if 16 in row else row)] += 1
-    counted = RankPaths()
-    for path, count in naive.items():
-        counted.add(path, count)
-    paths = RankPaths()
-    for row in ranks.tolist():
-        paths.add(path_of(row, 16))
-    assert paths == counted
+    assert Counter(path_of(row, 16) for row in ranks.tolist()) == naive
 
 
 def test_the_command_writes_texts_that_training_reads(teacher: Path, tmp_path: Path, capsys) -> None:

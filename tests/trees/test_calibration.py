@@ -81,11 +81,6 @@ def test_an_eighth_of_the_texts_is_held_out():
     assert folds.min() > 1800 and folds.max() < 2200  # 2000 each, five standard deviations of 42 allowed
 
 
-def test_rank_paths_are_those_of_all_contexts():
-    paths = calibrated({(0, 1): 3, (): 2}).rank_paths()
-    assert list(paths.items()) == [((), 2), ((0, 1), 3)] and paths.contexts == 5
-
-
 def test_an_empty_file_survives():
     assert Calibration.from_bytes(Calibration().to_bytes()).contexts.total == 0
 

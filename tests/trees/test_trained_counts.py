@@ -6,6 +6,7 @@ import pytest
 
 from draftwood.tests import fixtures
 from draftwood.trees.prior import counted_prior
+from draftwood.trees.search import search
 
 BOTH = pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 
@@ -16,9 +17,8 @@ def test_a_tree_promises_less_than_it_has_levels(sampled: bool, drafter: Path) -
     counted = fixtures.counted(drafter, sampled)
     assert counted.contexts.total > 2_000 and counted.grouped
     assert counted.sampled == (counted.contexts.total if sampled else 0)
-    paths = counted.rank_paths()
-    tree = paths.best_tree(15)
-    assert 1.5 < paths.expected_accept_length(tree) < 1 + tree.depth
+    best = search(counted.contexts, 15)
+    assert 1.5 < best.curve()[15] < 1 + best.tree(15).depth
 
 
 @BOTH

@@ -32,8 +32,8 @@ from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.measure.conversations import Conversation, by_conversation, turn_prompts
 from draftwood.tools.measure.runner import Way, decode
 from draftwood.tools.prompts import Prompt
-from draftwood.trees import RankPaths
 from draftwood.trees.calibration import Calibration
+from draftwood.trees.search import search
 
 if TYPE_CHECKING:
     from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -67,12 +67,12 @@ def visited(texts: Mapping[int, Sequence[RankPath | None]]) -> Iterator[tuple[in
     Args:
         texts: every context's path, in the order of the text; None if the next token is unknown.
     """
-    every = RankPaths()
+    every, nodes = Calibration(), REFERENCE_ROWS - 1
     for known in (path for paths in texts.values() for path in paths if path is not None):
-        every.add(known)
-    if not every.contexts:
+        every.add(known, group="")
+    if not every.contexts.total:
         return
-    tree = set(every.best_tree(REFERENCE_ROWS - 1).paths)
+    tree = set(search(every.contexts, nodes).paths(nodes))
     for number, paths in texts.items():
         at = 0
         while at < len(paths):

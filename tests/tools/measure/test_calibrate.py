@@ -22,7 +22,7 @@ from draftwood.tools.cli import main
 from draftwood.tools.commands.calibrate import figures, parse_temperatures
 from draftwood.tools.measure.calibrate import CANDIDATES, Job, count, count_all, jobs, visited
 from draftwood.tools.prompts import read_prompts
-from draftwood.trees.calibration import Calibration
+from draftwood.trees.calibration import END, Calibration
 from draftwood.trees.calibration_file import read_calibration, write_calibration
 
 TOKENS = 10
@@ -206,8 +206,8 @@ def test_a_bundle_counts_what_its_own_steps_accept(
     counted = read_calibration(stats)
     summary = figures(counted)
     assert summary["contexts"] == counted.contexts.total == len(accepted) > 10
-    paths = counted.rank_paths()
-    assert sum((len(path) + 1) * count for path, count in paths.items()) == sum(accepted)
+    lengths_N = 1 + (counted.contexts.ranks_ND != END).sum(1)
+    assert lengths_N @ counted.contexts.counts_N == sum(accepted)
     assert summary["with_length"] == summary["contexts"] and summary["grouped"]
     assert main(["calibrate", *options, "--out", str(stats)]) == 0
     assert ": 0 contexts added, " in capsys.readouterr().out
