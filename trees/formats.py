@@ -17,7 +17,7 @@ import msgspec
 
 from draftwood import files
 from draftwood.errors import TreeError
-from draftwood.trees._json import read_form
+from draftwood.trees._json import load_json, read_form
 from draftwood.trees.adjacency import parse_nxdi
 from draftwood.trees.topology import Topology
 
@@ -58,7 +58,8 @@ def parse_tree(text: str, where: str) -> Topology:
 
 
 def parse_draftwood(text: str, where: str) -> Topology:
-    """The tree in our own JSON; an unknown version or key is refused."""
+    """The tree in our own JSON; an unknown version or key is refused, and one that occurs twice."""
+    load_json(text, where)
     return _from_lists(read_form(text, _TreeFile, TREE_FORMAT, TREE_VERSION, where).paths, where)
 
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from draftwood.planned import FrozenFields, Gear, Name, Planning
-from draftwood.trees._json import read_form
+from draftwood.trees._json import load_json, read_form
 from draftwood.trees.topology import Topology
 
 PLAN_FORMAT: Final = "draftwood.plan"
@@ -192,6 +192,7 @@ def parse_plan(text: str, where: str) -> Plan:
     """A plan from its file.
 
     Raises:
-        TreeError: it is no plan of this version, or holds something that is no tree or no gear.
+        TreeError: it is no plan of this version, or holds a key twice, or something that is no tree or no gear.
     """
+    load_json(text, where)
     return read_form(text, Plan, PLAN_FORMAT, PLAN_VERSION, where)

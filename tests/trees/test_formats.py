@@ -102,6 +102,7 @@ def test_refused_adjacency(text, message):
         ('{"a":' * 100_000, "not JSON"),
         ('{"format": "draftwood.rank-paths"}', "expected an object with format 'draftwood.tree'"),
         ('{"format": "draftwood.tree", "version": 2, "paths": []}', "expected version 1"),
+        ('{"format": "draftwood.tree", "version": 1, "paths": [[0]], "paths": []}', "the key 'paths' occurs twice"),
         ('{"format": "draftwood.tree", "version": 1}', "missing required field `paths`"),
         ('{"format": "draftwood.tree", "version": 1, "paths": [], "x": 0}', "unknown field `x`"),
         ('{"format": "draftwood.tree", "version": 1, "paths": 3}', "Expected `array`, got `int` - at `\\$.paths`"),

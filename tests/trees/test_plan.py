@@ -151,6 +151,7 @@ def test_the_file_is_json_and_gives_the_trees_back(tmp_path):
             '{"format": "draftwood.plan", "version": 4}',
             "expected version 5 of draftwood.plan, got 4; make the file again",
         ),
+        ('{"version": 5, "format": "draftwood.plan", "version": 4}', "the key 'version' occurs twice in one object"),
         ('{"format": "draftwood.plan", "version": 5}', "not draftwood.plan: .* missing required field"),
     ],
 )
