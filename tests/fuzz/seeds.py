@@ -216,7 +216,7 @@ def make_npu_weights(folder: Path) -> None:
 
 
 def make_files(folder: Path) -> None:
-    """Trees in every form, statistics, a latency table, a plan, prompts, a conversation and a trace."""
+    """Trees in every form, statistics, a latency table, a plan, prompts, rows, a conversation and a trace."""
     (folder / "trees").mkdir(parents=True)
     for form in ("draftwood", "medusa", "tuples", "nxdi"):
         (folder / "trees" / f"{form}.json").write_text(written(RAGGED, form))
@@ -232,6 +232,8 @@ def make_files(folder: Path) -> None:
     (folder / "plan.json").write_text(format_plan(make_plan(calibration, Limits(6, 3, 3, 3), table)))
     rows = [{"prompt": "the cat", "id": "a"}, {"prompt": "the hat", "conversation": "c"}, {"turns": ["sat", "on"]}]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = [{"id": "a", "text": "the cat"}, {"id": "b", "messages": [{"role": "user", "content": "the hat"}]}]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     (folder / "chat.json").write_text(json.dumps([{"role": "user", "content": "the cat"}]))
     _trace().write(folder / "trace.jsonl")
 

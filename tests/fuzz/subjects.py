@@ -322,6 +322,7 @@ SUBJECTS = (
     Subject("statistics", ("files",), _alone(_statistics, "statistics.cal"), targets.statistics, 2),
     Subject("latency", ("files",), _one_of(json_damaged, "latency.json"), targets.latency, 3),
     Subject("prompts", ("files",), _one_of(json_lines_damaged, "prompts.jsonl"), targets.prompts, 2),
+    Subject("rows", ("files",), _one_of(json_lines_damaged, "rows.jsonl"), targets.rows, 1),
     Subject("chats", ("files",), _one_of(json_damaged, "chat.json"), targets.chat, 1),
     Subject("corpora", ("bundles/lookup",), _corpus, targets.corpus, 1),
     Subject("traces", ("files",), _one_of(json_lines_damaged, "trace.jsonl"), targets.trace, 2),

@@ -38,6 +38,7 @@ from draftwood.tools.commands.calibrate import figures
 from draftwood.tools.commands.plan import read_latency
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.tokenizers import tokenizer_of
+from draftwood.tools.training.rows import held_out, read_data
 from draftwood.trees import Topology, parse_specs, parse_tree, require, tensorize
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration
@@ -185,6 +186,11 @@ def latency(folder: Path, rng: random.Random) -> str:
     table = read_latency(folder / "latency.json")
     make_plan(read_calibration(folder / "statistics.cal"), Limits(5, 3, 3, 2), table)
     return f"{len(table.entries)} entries"
+
+
+def rows(folder: Path, rng: random.Random) -> str:
+    """The rows that distill takes prompts from."""
+    return f"{sum(map(held_out, read_data([str(folder / 'rows.jsonl')])))} held out"
 
 
 def prompts(folder: Path, rng: random.Random) -> str:
