@@ -116,11 +116,10 @@ class CpuEngine(Engine):
         drafts = [each for each in graphs if each.kind in ("draft", "extend")]
         steps = [graph, self._batches[1]] if self._group > 1 else [graph]
         with ThreadPoolExecutor(2, "draftwood-opening") as apart:  # each opening takes one processor
+            drafting = apart.submit(lambda: [self._drafts.open(each) for each in drafts])
             opened = {each.name: apart.submit(self._new_bindings, each) for each in steps}
-            drafting = [apart.submit(self._drafts.open, each) for each in drafts]
+        drafting.result()
         self._opened |= {name: each.result() for name, each in opened.items()}
-        for each in drafting:
-            each.result()
         rows = (dims.branch_rows + 1) * self.max_batch
         self._logits_RV = np.zeros((rows, dims.vocabulary), np.float32)
         self._choice_R = np.zeros(rows, np.int64)
