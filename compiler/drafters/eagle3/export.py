@@ -6,7 +6,7 @@ flag is stated.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -31,27 +31,18 @@ from draftwood.compiler.drafters.model import DrafterFolder
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 Opened = CachedCheckpoint[Eagle3Config]
-# EAGLE-3, or a drafter that is built on it.
-Network = TypeVar("Network", bound=Eagle3Config)
 # Default tokens a step.
 _USUAL_TOKENS = 5
 
 
 def speculators(opened: Opened, teacher: Checkpoint, verifier: str) -> DrafterFolder:
     """As speculators writes it, for vLLM."""
-    fields = {
+    config = opened.config
+    fields: dict[str, Any] = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
-        "embed_requires_grad": opened.config.own_embedding,
+        "embed_requires_grad": config.own_embedding,
         "speculators_config": proposals("eagle3", verifier, teacher, _USUAL_TOKENS),
-    }
-    return DrafterFolder(fields | speculators_fields(opened), tensors_of(opened, "layers.0", opened.config.mapped))
-
-
-def speculators_fields(opened: CachedCheckpoint[Network]) -> dict[str, Any]:
-    """speculators' fields for an EAGLE-3 network."""
-    config = opened.config
-    return {
         "speculators_version": SPECULATORS_VERSION,
         "draft_vocab_size": config.draft_vocabulary,
         "target_hidden_size": config.target_hidden,
@@ -63,6 +54,7 @@ def speculators_fields(opened: CachedCheckpoint[Network]) -> dict[str, Any]:
         "transformer_layer_config": block_fields(config.block, opened.dtype),
         "torch_dtype": dtype_name(opened.dtype),
     }
+    return DrafterFolder(fields, _tensors(opened, "layers.0", config.mapped))
 
 
 def specforge(opened: Opened, teacher: Checkpoint, verifier: str) -> DrafterFolder:
@@ -89,10 +81,10 @@ def specforge(opened: Opened, teacher: Checkpoint, verifier: str) -> DrafterFold
         # Ours, for SpecForge's ids are published in two meanings: the layers that the states enter.
         "aux_layer_ids": list(config.aux_layers),
     }
-    return DrafterFolder(fields, tensors_of(opened, "midlayer", True))
+    return DrafterFolder(fields, _tensors(opened, "midlayer", True))
 
 
-def tensors_of(opened: CachedCheckpoint[Network], first: str, mapped: bool) -> dict[str, Tensor]:
+def _tensors(opened: Opened, first: str, mapped: bool) -> dict[str, Tensor]:
     """Tensors by key; the first block's keys begin with ``first``; ``mapped`` adds the vocabulary's maps."""
     config, known = opened.config, opened.config.block.vocabulary
     sizes = Vocabulary(known, known, config.draft_vocabulary)
