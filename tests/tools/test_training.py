@@ -120,11 +120,17 @@ def test_marks_and_empty_lines_of_editors_are_read_over(tmp_path: Path) -> None:
     assert [row["id"] for row in read_data([str(tmp_path)])] == ["a", "b"]
 
 
-_ZIPPED = gzip.compress(bytes(range(256)) * 20)
+_ZIPPED = gzip.compress(bytes(range(256)) * 20, mtime=0)
 
 
 @pytest.mark.parametrize(
-    "content", [b"no gzip", _ZIPPED[:-9], _ZIPPED[:20] + b"\xff" * 9 + _ZIPPED[29:], gzip.compress(b"\xff\xfe{")]
+    "content",
+    [
+        pytest.param(b"no gzip", id="no gzip"),
+        pytest.param(_ZIPPED[:-9], id="cut"),
+        pytest.param(_ZIPPED[:20] + b"\xff" * 9 + _ZIPPED[29:], id="damaged"),
+        pytest.param(gzip.compress(b"\xff\xfe{", mtime=0), id="UTF-16"),
+    ],
 )
 def test_data_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(content)
