@@ -448,6 +448,22 @@ def test_a_resumed_step_equals_an_uninterrupted_one(folder: Path, tmp_path: Path
     train("eagle3", *folders, tmp_path / "cut", steps=8, **settings)
     whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    records = [json.loads(line) for line in (tmp_path / "cut" / "log.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if "of" in record] == [1, 4, 5, 8]  # the first of each start, too
+
+
+def test_slow_steps_are_saved_by_the_clock(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(*args: object) -> None:
+        raise Stopped
+
+    monkeypatch.setattr("draftwood.tools.training.trainer._UNSAVED_S", 0)
+    monkeypatch.setattr("draftwood.tools.training.trainer.accuracy", stop)
+    with pytest.raises(Stopped):
+        train("medusa", folder / "counting", folder / "counted", tmp_path, steps=9, batch=16, levels=2)
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 1
 
 
 def test_a_time_ends_a_training_and_a_longer_one_goes_on(folder: Path, tmp_path: Path) -> None:
@@ -504,7 +520,7 @@ def test_two_processes_train_what_one_does(folder: Path, tmp_path: Path, exact: 
     for name, start in begun.items():
         # Muon orthogonalises in bfloat16; half of the texts would change the way by far more.
         assert (two[name] - one[name]).norm() <= 0.05 * (one[name] - start).norm(), name
-    logs = [json.loads((tmp_path / n / "log.jsonl").read_text().splitlines()[1]) for n in ("one", "two")]
+    logs = [json.loads((tmp_path / n / "log.jsonl").read_text().splitlines()[2]) for n in ("one", "two")]
     assert logs[0]["nats"] == pytest.approx(logs[1]["nats"], abs=0.01)
 
 

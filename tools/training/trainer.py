@@ -40,6 +40,8 @@ from draftwood.version import __version__
 _GLANCE = 128
 # Texts a batch when nothing is trained.
 _WIDE = 32
+# A stopped machine loses no more than this, however long a step takes, and no more than ``log_every`` steps.
+_UNSAVED_S = 600
 
 
 class Run:
@@ -146,13 +148,13 @@ def train(
     run = Run(out, drafter, learning_rate, settings)
     states = States(model, texts, drafter.aux, distilled / FOLDER, LARGEST[device.type])
     _fill(run, states, train_W, valid_W, team)
-    saved = run.step
+    saved, saved_s = run.step, run.seconds
     for record in _steps(run, states, train_W, Length(steps, minutes), batch, seed, log_every, team):
         if team.rank == 0:
             run.log(record)
-            if run.step - saved >= save_every:
+            if run.step - saved >= save_every or run.seconds - saved_s >= _UNSAVED_S:
                 run.save()
-                saved = run.step
+                saved, saved_s = run.step, run.seconds
                 run.log({"step": run.step, **accuracy(drafter, states, valid_W[:_GLANCE])})
     final = _finish(run, states, valid_W) if team.rank == 0 else {}
     team.wait()
@@ -200,9 +202,9 @@ def _finish(run: Run, states: States, valid_W: np.ndarray) -> dict[str, Any]:
 def _steps(
     run: Run, states: States, train_W: np.ndarray, length: Length, batch: int, seed: int, log_every: int, team: Team
 ) -> Iterator[dict[str, Any]]:
-    """Trains to the end; yields the figures to log, at every ``log_every``-th step and the last."""
+    """Trains to the end; yields the figures to log: of the first step, of every ``log_every``-th and of the last."""
     feed = shuffled(states.texts.index_W["length"], train_W, batch, seed, run.step)
-    began, seconds, logged = time.monotonic(), run.seconds, []
+    began, first, seconds, logged = time.monotonic(), run.step + 1, run.seconds, []
     parameters = [parameter for parameter in run.drafter.parameters() if parameter.requires_grad]
     share = length.share(run, team)
     while share < 1:
@@ -217,7 +219,7 @@ def _steps(
         run.seconds = seconds + time.monotonic() - began
         logged.append({**sums, "contexts": count_I})
         share = length.share(run, team)
-        if run.step % log_every == 0 or share >= 1:
+        if run.step == first or run.step % log_every == 0 or share >= 1:
             yield {"step": run.step, **length.told(), **_means(logged, team), "seconds": round(run.seconds, 1)}
             logged = []
 
