@@ -125,6 +125,8 @@ def _other_encoding(content: bytes) -> str | None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Writes a file next to ``path`` and renames it, so that ``path`` never holds half of it; OSError if that fails."""
+    if not path.name:  # the folder one is in, or the root
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         part.write_bytes(content)

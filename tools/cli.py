@@ -168,7 +168,10 @@ def _parse(program: Program, command: str, module: ModuleType | None, arguments:
 
 
 class _GivenOnce(argparse.Action):
-    """Takes a value, as argparse's own action does, but not a second one: the first would be lost without a word."""
+    """Takes a value, as argparse's own action does, but not a second one: the first would be lost without a word.
+
+    An empty value, as of a shell's variable that is not set, would count as no flag.
+    """
 
     _first: object = None
 
@@ -178,6 +181,8 @@ class _GivenOnce(argparse.Action):
         if self._first is not None and option:
             joined = f"; expected one list: {option} {self._first},{values}" if "[," in str(self.metavar) else ""
             raise argparse.ArgumentError(self, f"given twice, as {self._first} and as {values}{joined}")
+        if values == "" and option:
+            raise argparse.ArgumentError(self, "its value is empty; give one, or leave the flag out")
         self._first = values
         setattr(namespace, self.dest, values)
 

@@ -27,10 +27,12 @@ Mark = Literal["vendor simulator", "public document", "code", "derived", "assump
 
 # The most texts of one launch, as of a bundle's graphs.
 MOST_TEXTS: Final = 32
+# Seconds below every launch of a step: a plan divides by them.
+_LEAST_STEP_S = 1e-9
 # Beyond every machine; numbers computed from them stay within 64 bits.
 _Size = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=100)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 # The fields that name an entry, by kind.
@@ -79,6 +81,8 @@ class LatencyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"prefill entry: of {self.texts} texts; expected 1, a prompt has launches of its own")
         if self.kind == "decode" and self.rows != 1:
             raise ValueError(f"decode entry: rows is {self.rows}; expected 1, more rows are of kind verify")
+        if self.kind in ("decode", "verify") and self.seconds < _LEAST_STEP_S:
+            raise ValueError(f"{self.kind} entry: a step of {self.seconds} seconds; expected {_LEAST_STEP_S} or more")
         low, high = self.quartiles or (self.seconds, self.seconds)
         if not low <= self.seconds <= high:
             raise ValueError(f"{self.kind} entry: median {self.seconds} lies outside its quartiles {low} to {high}")

@@ -31,6 +31,7 @@ from draftwood.trees.plan_file import Baseline, Cost, Limits, Plan, PlannedTree,
 from draftwood.trees.prior import counted_prior
 from draftwood.trees.rivals import rivals
 from draftwood.trees.search import Search, search
+from draftwood.trees.spec import MAX_ROWS
 from draftwood.trees.topology import Topology
 
 
@@ -115,6 +116,10 @@ def make_plan(
 def _check(calibration: Calibration, counted: Contexts, limits: Limits) -> None:
     if limits.gears < 1:
         raise TreeError(f"plan: expected a limit of 1 or more gears, plain decoding counted, got {limits.gears}")
+    if limits.nodes >= MAX_ROWS:
+        raise TreeError(
+            f"plan: expected at most {MAX_ROWS - 1} nodes, since a tree has at most {MAX_ROWS} rows, got {limits.nodes}"
+        )
     if calibration.contexts.total and not counted.total:
         raise TreeError(f"plan: all {calibration.contexts.total} contexts are held out; calibrate on more text")
     if counted.total and not counted.width:

@@ -81,8 +81,8 @@ def _single(
     table: LatencyTable,
     limits: Limits,
 ) -> NDArray[np.float64]:
-    """float64[L, B] of the trees that are planned for one text alone."""
-    alone = [g for g, gear in enumerate(options) if gear.texts == 1]
+    """float64[L, B] of the trees that are planned for one text alone, or for the fewest that the table has."""
+    alone = [g for g, gear in enumerate(options) if gear.texts == service.sizes[0]]
     choice = choose(us_GL[alone], service.shares_L, limits.gears)
     trees = [options[alone[g]].tree for g in choice.gears if options[alone[g]].rows > 1]
     return _repeated(lengths, trees, service, table)

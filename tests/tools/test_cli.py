@@ -108,6 +108,15 @@ def test_an_option_given_twice_is_refused(
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: argument {flag}: given twice, {said}")
 
 
+def test_an_empty_value_is_no_missing_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", "demo", "--batch-size", "", "--out", "table"]) == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith("argument --batch-size: its value is empty; give one, or leave the flag out")
+    )
+
+
 def test_a_command_decides_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command(monkeypatch, lambda args: 1) == 1
 

@@ -110,6 +110,8 @@ def test_greedy_and_sampled_text_are_planned_for_together_and_believed_apart(tmp
     ("arguments", "message"),
     [
         (("--max-nodes", 0), "1 or more nodes"),
+        (("--max-nodes", 256), "at most 255 nodes"),
+        (("--max-nodes", 10**30), "at most 255 nodes"),
         (("--max-gears", 0), "1 or more gears"),
         (("--latency", "nowhere.json"), "cannot be read"),
         (("nowhere",), "cannot read the calibration statistics"),

@@ -127,6 +127,8 @@ def changed(path: tuple[object, ...], value: object) -> str:
         (changed(("entries", 0, "seconds"), None), "missing required field `seconds`"),
         (changed(("entries", 0, "depth"), 1), "depth is 1; expected 0, it has none"),
         (changed(("entries", 0, "seconds"), -1.0), "Expected `float` >= 0.0"),
+        (changed(("entries", 0, "seconds"), 0.0), "a step of 0.0 seconds; expected 1e-09 or more"),
+        (changed(("entries", 0, "seconds"), 1e300), "Expected `float` <= 100.0"),
         (changed(("entries", 0, "seconds"), "1"), "Expected `float`, got `str`"),
         (changed(("entries", 0, "seconds"), float("nan")), "malformed"),
         (changed(("entries", 0, "rows"), 2), "expected 1, more rows are of kind verify"),

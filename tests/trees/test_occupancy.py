@@ -118,6 +118,13 @@ def test_two_launches_of_half_the_texts_are_taken_where_they_are_faster():
     assert served.gears == ("plain-kv256", "plain-kv256") and served.us_per_token == pytest.approx(22e6 / 4)
 
 
+def test_a_table_of_one_number_of_texts_is_planned_for() -> None:
+    entries = tuple(entry for entry in costs(2.0).entries if entry.texts == 4)
+    plan = make_plan(COUNTS, Limits(nodes=7), LatencyTable(source="modelled", entries=entries))
+    assert all(gear.texts == (4,) for gear in plan.gears) and plan.cost.exact
+    assert all(one.us_per_token <= one.single_us_per_token for one in plan.cost.rivals)
+
+
 def test_gears_say_their_texts_and_what_every_number_of_texts_takes():
     plan = make_plan(COUNTS, Limits(nodes=7, gears=9), costs(2.0), occupancy=Occupancy.even(4))
     plain, *drafting = plan.gears

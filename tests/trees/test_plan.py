@@ -190,10 +190,14 @@ def test_refused_values_of_a_file(path, value, message):
         parse_plan(json.dumps(root), "p")
 
 
-def test_trees_too_large_to_build_are_refused_by_the_spec(tmp_path):
+def test_trees_too_large_to_build_are_not_planned_and_refused_by_the_spec(tmp_path, monkeypatch):
     calibration = calibrated({(first, second): 1 for first in range(20) for second in range(20)})
-    (tmp_path / "p").write_text(format_plan(make_plan(calibration, Limits(nodes=300, gears=2))))
-    with pytest.raises(TreeError, match="at most 256 rows"):
+    with pytest.raises(TreeError, match=r"^plan: expected at most 255 nodes"):
+        make_plan(calibration, Limits(nodes=256, gears=2))
+    (tmp_path / "p").write_text(format_plan(make_plan(calibration, Limits(nodes=255, gears=2))))
+    assert max(tree.rows for _, tree in parse_specs(f"plan:{tmp_path / 'p'}")) == 256
+    monkeypatch.setattr("draftwood.trees.spec.MAX_ROWS", 255)
+    with pytest.raises(TreeError, match="at most 255 rows"):
         parse_specs(f"plan:{tmp_path / 'p'}")
 
 

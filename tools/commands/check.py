@@ -80,7 +80,8 @@ def _limit(args: argparse.Namespace) -> int:
 
 def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
     from draftwood.runtime.decoding import Options
-    from draftwood.runtime.engines.cpu import CpuEngine
+    from draftwood.runtime.engines.choice import open_engine
+    from draftwood.runtime.engines.opening import Opening
     from draftwood.tools.comparison.check import sample_prompts
     from draftwood.tools.comparison.texts import check_texts, print_texts
     from draftwood.tools.demo import resolve
@@ -95,8 +96,9 @@ def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
         drawn = sample_prompts(bundle, args.prompts, _limit(args))
         prompts = {f"random {number}": ids.tolist() for number, ids in enumerate(drawn, 1)}
     reference = HfEngine.open(bundle, resolve(args.teacher))
+    engine = open_engine(bundle, Opening(engine=args.engine))
     reports = [
-        check_texts(CpuEngine(bundle), reference, prompts, Options.of(temperature=temperature), _progress)
+        check_texts(engine, reference, prompts, Options.of(temperature=temperature), _progress)
         for temperature in TEMPERATURES
     ]
     ok = all(report["ok"] for report in reports)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
 from draftwood.manifest import read_manifest
+from draftwood.runtime.engines.registry import engine_kind
 from draftwood.threads import default_threads
 from draftwood.tools.commands import serve
 from draftwood.tools.commands.arguments import opening_of
@@ -61,6 +62,10 @@ def _deployed(args: argparse.Namespace, bundle: Path) -> Deployed:
     from draftwood.tools.cluster.replica import Deployed, manifest_digest
 
     manifest = read_manifest(bundle)  # a bundle that no replica could open is refused here, in one line
+    if args.engine and (kind := engine_kind(args.engine)).target and not kind.runs(manifest):
+        raise RequestError(
+            f"--engine {kind.name}: {bundle} has no graphs for it; name another, or build it for that one"
+        )
     least, most = args.replicas
     largest = max(graph.batch for lowered in manifest.graph_sets for graph in lowered.graphs)
     return Deployed(
@@ -71,10 +76,15 @@ def _deployed(args: argparse.Namespace, bundle: Path) -> Deployed:
         texts=largest if largest > 1 else TEXTS_IN_TURNS,
         opening=opening_of(
             args,
-            threads=args.threads or max(1, default_threads() // (least * len(args.bundles))),
+            threads=_shared_out(least * len(args.bundles)) if args.threads is None else args.threads,
             cache_bytes=serve.cache_bytes_of(args),
         ),
     )
+
+
+def _shared_out(engines: int) -> int:
+    """The processors of this machine for each of so many engines."""
+    return max(1, default_threads() // engines)
 
 
 def _enough(deployed: dict[str, Deployed]) -> int:

@@ -242,6 +242,8 @@ def _times(opened: Sequence[Bundle], args: argparse.Namespace, rounds: int | Non
         raise RequestError(f"--batch-size {args.batch_size}: {opened[0].folder} has graphs for at most {most}")
     bundled = {gear.slots for bundle in opened for gear in bundle.manifest.gears}
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted(bundled))
+    if slots[-1] > (longest := max(bundled)):
+        raise RequestError(f"--kv {slots[-1]}: {opened[0].folder} has KV lengths up to {longest}; choose at most that")
     return measure(engines, rows, slots, rounds=rounds, threads=default_threads(), texts=texts)
 
 

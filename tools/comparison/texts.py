@@ -1,6 +1,6 @@
 """Does a bundle give the tokens that its teacher gives when transformers runs it?
 
-Every prompt is decoded four times: by transformers (eager attention) and by the compiled CPU engine, each plain and
+Every prompt is decoded four times: by transformers (eager attention) and by an engine of the bundle, each plain and
 speculative. All four texts must be the same. Numeric ties are excused by the rule of ``draftwood bench``.
 """
 

@@ -232,6 +232,7 @@ def test_a_folder_of_a_cascade_is_read(tiny_teacher: Path, tiny_drafters: dict[s
         (["BUNDLE", "--device", "ascend-910b3"], "a teacher is modelled"),
         (["BUNDLE", "--batch-size", "8"], "has graphs for at most 4"),
         (["BUNDLE", "--kv", "x"], "--kv x"),
+        (["BUNDLE", "--kv", "512"], "has KV lengths up to 256"),
         (["BUNDLE", "--rows", "0"], "--rows 0"),
         (["BUNDLE", "--rows", "80"], "--kv 128: too short to time steps of 80 rows"),
         (["CONFIG", "--device", "h100"], "--device h100: not known"),
@@ -270,6 +271,8 @@ def test_places_that_cannot_be_written_are_refused(tiny_config: Path, tmp_path: 
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match="cannot be written"):
         run(*options, "--out", tmp_path / "folder")
+    with pytest.raises(UserError, match="cannot be written: Is a directory"):
+        run(*options, "--out", "")
     assert not list(tmp_path.glob(".*")) and not list(tmp_path.glob("folder/*"))
 
 

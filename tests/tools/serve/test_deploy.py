@@ -70,6 +70,8 @@ def test_a_fixed_number_of_replicas_on_processors(tiny_bundle: Path, capsys: pyt
     [
         (["--replicas", "1000", "--threads", "1000"], "the engines need 1000000 processors"),
         (["--replicas", "3:2"], "invalid number, or two as 1:4 value"),
+        (["--replicas", "1", "--threads", "0"], "threads: Expected `int` >= 1"),
+        (["--engine", "ge"], "--engine ge: "),
         (["--address", "127.0.0.1:1"], "RAY_AUTH_MODE=token"),
     ],
 )
