@@ -235,12 +235,13 @@ class Drafting:
 
     @contextmanager
     def given(self, noise: SharedNoise) -> Iterator[None]:
-        """In the body, drafts get this noise instead of the teacher's; texts do not change."""
-        shared, self.noise = self.noise, noise
+        """In the body, drafts get this noise instead of the teacher's, and no looked-up tokens, as in one launch a
+        step; texts do not change."""
+        before, (self.noise, self._ahead) = (self.noise, self._ahead), (noise, 0)
         try:
             yield
         finally:
-            self.noise = shared
+            self.noise, self._ahead = before
 
     def settle(self, state: SequenceState, most: int) -> None:
         """Writes waiting rows until ``most`` of them are left."""

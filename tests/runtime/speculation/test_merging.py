@@ -14,6 +14,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.choice import open_engine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.policy import FixedTree
+from draftwood.runtime.rounding import HALF_TOLERANCE
 from draftwood.runtime.speculation.drafting import Drafting
 from draftwood.runtime.speculation.lookup import GOES_ON, HOPE, LOOKED_UP, TextIndex
 from draftwood.runtime.speculation.merging import merged
@@ -21,6 +22,8 @@ from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.step import Draft
 from draftwood.runtime.trace import Trace
 from draftwood.tools.comparison.check import check, sample_prompts
+from draftwood.tools.comparison.compare import Pair
+from draftwood.tools.comparison.device_steps import compare_whole
 from draftwood.trees import Topology, tensorize, violations
 from draftwood.trees.spec import Budget, read_specs
 
@@ -88,6 +91,7 @@ def both(
             slots=(128,),
             prefill_rows=(16,),
             targets=("onnx", "ge"),
+            whole=True,
         ),
     }
     return {kind: kept(f"both-{kind}", partial(draftwood.build, one)) for kind, one in requests.items()}
@@ -128,12 +132,20 @@ def test_a_tree_of_both_is_accepted_on_a_device(both: dict[str, Path]) -> None:
     """By the NPU's graphs, which take the tree as an input."""
     bundle = Bundle.open(both["medusa"])
     engine, gear = open_engine(bundle, Opening(engine="ge")), next(one for one in bundle.manifest.gears if one.neural)
-    texts = []
+    engine.on_device.apart, texts = True, []  # one launch drafts for itself
     for policy in (FixedTree(bundle), FixedTree(bundle, gear.name)):
         trace = Trace()
         options = Options(max_new_tokens=16, ignore_eos=True)
         texts.append(Decoding(engine, CIRCLE, options, policy, trace).run().token_ids)
     assert texts[0] == texts[1] and any(LOOKED_UP in event.path for event in trace.events)
+
+
+def test_one_launch_is_held_to_parts_that_look_nothing_up(both: dict[str, Path]) -> None:
+    bundle = Bundle.open(both["medusa"])
+    engine, gear = open_engine(bundle, Opening(engine="ge")), next(one for one in bundle.manifest.gears if one.neural)
+    pair = Pair("ge", engine, engine, HALF_TOLERANCE)
+    found = list(compare_whole(pair, gear, np.array(CIRCLE)))
+    assert all(one.ok for one in found) and {one.where for one in found} >= {"step 0", "step 3"}
 
 
 def test_check_holds_for_both(both: dict[str, Path]) -> None:
