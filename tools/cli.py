@@ -18,10 +18,10 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fcntl import F_GETFL, fcntl
 from types import FrameType, ModuleType
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from draftwood.errors import UserError
 from draftwood.version import __version__
@@ -32,6 +32,9 @@ _MACHINE = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.EMFILE,
     errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG,
 }  # fmt: skip
+
+# Likeness from which an unknown command or flag counts as a known one that is misspelled.
+_NEAR = 0.7
 
 # Each a module of tools/commands.
 COMMANDS = {
@@ -146,7 +149,7 @@ def _warned(
 
 def _run(program: Program, command: str, arguments: list[str]) -> int:
     if command not in program.commands:  # the parser itself answers: help, version, or usage and error
-        _parse(program, "", None, arguments)
+        _parse(program, command, None, arguments)
         return 2
     module = importlib.import_module(f"{program.package}.{command}")
     code: int = module.main(_parse(program, command, module, arguments))
@@ -157,14 +160,35 @@ def _parse(program: Program, command: str, module: ModuleType | None, arguments:
     # No abbreviations: a later flag must not change what a script means today.
     parser = argparse.ArgumentParser(prog=program.name, description=program.summary, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"draftwood {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser)
     for name, line in program.commands.items():
         description = f"{line[0].upper()}{line[1:]}."
         subparser = commands.add_parser(name, help=line, description=description, allow_abbrev=False)
         if module is not None and name == command:
             subparser.register("action", None, _GivenOnce)
             module.add_arguments(subparser)
+    if command not in commands.choices and (near := _near(command, commands.choices)):
+        parser.error(f"no command {command}{near}")
     return parser.parse_args(arguments)
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """Refuses unknown words itself, with its command's usage; argparse leaves that to the program's parser."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = "".join(_near(word.partition("=")[0], self._option_string_actions) for word in unknown)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        return parsed, unknown
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    """A question for the known name that a misspelled one is like; empty if it is like none."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, known, 1, _NEAR)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class _GivenOnce(argparse.Action):

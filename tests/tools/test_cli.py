@@ -94,6 +94,23 @@ def test_wrong_arguments_end_in_usage_and_one_line(arguments: list[str], capsys:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "usage", "said"),
+    [
+        (["biuld", "demo"], "draftwood [-h]", "no command biuld; did you mean build?"),
+        (["inspect", "plain", "--jsno"], "draftwood inspect", "unrecognized arguments: --jsno; did you mean --json?"),
+        (["inspect", "plain", "--npus=1"], "draftwood inspect", "--npus=1; did you mean --npu?"),
+        (["inspect", "plain", "--colour", "red"], "draftwood inspect", "unrecognized arguments: --colour red"),
+    ],
+)
+def test_a_misspelled_word_is_named_with_the_one_it_is_like(
+    arguments: list[str], usage: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: {usage}") and err.rstrip().endswith(said)
+
+
+@pytest.mark.parametrize(
     ("flag", "values", "said"),
     [
         ("--tree", ("chain:1", "chain:3"), "as chain:1 and as chain:3; expected one list: --tree chain:1,chain:3"),
