@@ -306,8 +306,8 @@ class Sharing:
                     self._lock.acquire()
         finally:
             self._at_work = False
-            for place in group:
-                self._ended(place)
+            for ticket in group:
+                self._ended(ticket)
             self._drop()
             self._pass_on()
 
@@ -325,7 +325,7 @@ class Sharing:
         until = time.monotonic() + LINGER
         while (
             len(steps) < self.engine.max_batch
-            and not self._expected <= {place.text for place in steps}
+            and not self._expected <= {ticket.text for ticket in steps}
             and (left := until - time.monotonic()) > 0
         ):
             self._arrived.wait(left)
@@ -333,7 +333,7 @@ class Sharing:
         while steps and len(group) < self.engine.max_batch:
             group.append(steps[0])
             steps.popleft()
-        self._expected = {place.text for place in group}
+        self._expected = {ticket.text for ticket in group}
 
     def _run(self, group: Sequence[_Ticket]) -> None:
         """The launch; the lock is not held."""
@@ -348,15 +348,15 @@ class Sharing:
     def _advance(self, group: Sequence[_Ticket]) -> None:
         """A step of all. If the launch fails, each text takes its step by itself, so that a text fails alone."""
         try:
-            _launched(self.engine, [place.text for place in group])
+            _launched(self.engine, [ticket.text for ticket in group])
         except Exception as error:
             if len(group) == 1:
                 group[0].error = error
                 return
-            for place in group:
-                if not place.text.finished:
-                    place.text.state.rollback(place.text.state.length)
-                    self._advance([place])
+            for ticket in group:
+                if not ticket.text.finished:
+                    ticket.text.state.rollback(ticket.text.state.length)
+                    self._advance([ticket])
 
     def _ended(self, ticket: _Ticket) -> None:
         """A launch with the text has ended."""

@@ -144,17 +144,18 @@ class ApartGrammar:
         _close(self._talk, self._life)
 
     def allows(self, position: int, token: int) -> bool:
-        return bool(self.ask("allows", self._told(), position, token))
+        return bool(self.ask("allows", self._untold(), position, token))
 
     def allowed(self, position: int) -> NDArray[np.bool_]:
-        return self.mask(self.ask("allowed", self._told(), position))
+        return self.mask(self.ask("allowed", self._untold(), position))
 
     def take(self, position: int, token: int) -> None:
         self._taken.append((position, token))
 
-    def _told(self) -> list[tuple[int, int]]:
-        refused, self._taken = self._taken, []
-        return refused
+    def _untold(self) -> list[tuple[int, int]]:
+        """The tokens that the process has not been told of; with this question it is."""
+        untold, self._taken = self._taken, []
+        return untold
 
     def mask(self, bits: bytes) -> NDArray[np.bool_]:
         """bool [V] of its bits."""
@@ -211,7 +212,7 @@ class ApartGuide:
         return [self._grammar.mask(bits) for bits in self._asked([], "first_levels", count)]
 
     def allowed(self, path: Sequence[int], tokens: Collection[int]) -> set[int]:
-        return set(self._asked([], "allowed_behind", [*map(int, path)], [*map(int, tokens)]))
+        return set(self._asked([], "allowed_after", [*map(int, path)], [*map(int, tokens)]))
 
     def levels(
         self, tree: TreeBuffers, tokens_T: NDArray[np.int64], scores_M: NDArray[np.float32]

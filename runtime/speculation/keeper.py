@@ -99,7 +99,7 @@ class _Answers:
     def first_levels(self, count: int) -> list[bytes]:
         return [_bits(allowed_V) for allowed_V in self._guiding.first_levels(count)]
 
-    def allowed_behind(self, path: list[int], tokens: list[int]) -> list[int]:
+    def allowed_after(self, path: list[int], tokens: list[int]) -> list[int]:
         return [*self._guiding.allowed(path, tokens)]
 
     def levels(self, parents: list[int], tokens: list[int], scores: list[float]) -> list[bytes]:

@@ -222,13 +222,12 @@ class Worker:
         last = decoding.last
         assert last is not None and last.draft is not None
         tree, drafted = last.draft.tree, last.draft.tokens_T.tolist()
-        accepted = [0]
-        for token in last.tokens[:-1]:  # tokens identify a path: no parent has two children of one token
-            parents = tree.parents.tolist()
+        accepted, parents = [0], tree.parents.tolist()
+        for token in last.tokens[:-1]:  # of siblings with one token, acceptance takes the first
             accepted.append(next(r for r in range(1, tree.rows) if parents[r] == accepted[-1] and drafted[r] == token))
         return DraftedStep(
             gear=last.gear.name,
-            parents=tree.parents.tolist(),
+            parents=parents,
             tokens=[self._text(token) for token in drafted],
             accepted=accepted,
             bonus=self._text(last.tokens[-1]),
