@@ -76,6 +76,12 @@ def test_a_bundle_as_text(tiny_bundle: Path, capsys: pytest.CaptureFixture[str])
     assert re.search("^  ragged-kv128 +ragged +7 +128 +120 +1,2,4 +- +- .*verify-t7-kv128$", out, re.M)
 
 
+def test_a_drafter_with_caches_as_text(tiny_draft_bundles: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tiny_draft_bundles["eagle3"])]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^  buffers +draft_key_cache\.0 \d+ x \d+, draft_value_cache\.0 \d+ x \d+$", out, re.M)
+
+
 @pytest.mark.parametrize(
     ("subject", "says"),
     [

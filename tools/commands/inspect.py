@@ -218,6 +218,8 @@ def bundle_text(figures: dict[str, Any]) -> str:
     from draftwood.tools.show.gear_figures import gear_rows
 
     drafter = {key: value for key, value in (figures["drafter"] or {"kind": "none"}).items() if key != "config"}
+    if "buffers" in drafter:
+        drafter["buffers"] = _buffers(drafter["buffers"])
     tokenizer = "with" if figures["tokenizer"] else "without"
     layers = figures["teacher"]["config"].get("quantised", ())
     packed = figures["teacher"]["config"].get("packed", ())
@@ -248,6 +250,10 @@ def bundle_text(figures: dict[str, Any]) -> str:
         "built with": list(figures["provenance"].items()),
     }
     return "\n\n".join("\n".join([title, *_columns(rows)]) for title, rows in sections.items())
+
+
+def _buffers(buffers: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(f"{rows['name']} {rows['heads']} x {rows['width']}" for rows in buffers) or "none"
 
 
 def _weights(weights: dict[str, Any]) -> str:
