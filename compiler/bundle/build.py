@@ -171,7 +171,7 @@ def _manifest(
         planning=request.planning,
         graph_sets=graph_sets,
         tokenizer=tokenizer,
-        provenance=_provenance(),
+        provenance=_provenance(request.targets),
         files=files,
     )
 
@@ -227,10 +227,10 @@ def _tree(name: str, tree: Topology | Budget) -> m.Tree:
     return m.Tree(name=name, file=file, rows=tree.rows, depth=tree.depth, width=tree.width)
 
 
-def _provenance() -> dict[str, str]:
+def _provenance(targets: Sequence[str]) -> dict[str, str]:
     """Versions of the installed packages that make graphs; an NPU's graphs are made without ONNX."""
     versions = {"draftwood": __version__}
-    for package in ("torch", "onnx", "onnxscript", "onnx-ir"):
+    for package in ("torch", *(("torch_npu",) if "ge" in targets else ()), "onnx", "onnxscript", "onnx-ir"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return versions

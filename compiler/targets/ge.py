@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Container, Iterator, Sequence
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
@@ -118,7 +117,7 @@ class GeTarget(Target):
                 index=f"{folder}/{INDEX_FILE}",
                 soc=SOC,
                 graphs=tuple(graphs),
-                needs={"cann": least_cann(used), "torch_npu": version("torch_npu")},
+                needs={"cann": least_cann(used)},
             )
             for rank, folder in enumerate(_write(lowering, index))
         )

@@ -45,7 +45,8 @@ def test_a_bundle_for_the_npu_alone(copied: tuple[Path, Manifest]) -> None:
         "draft",
     ]
     assert {graph.kind: graph.rows for graph in npu.graphs}["decode"] == 2  # padded: see DECODE_ROWS
-    assert npu.needs == {"cann": "8.5.0", "torch_npu": version("torch_npu")}
+    # The machine's torch_npu need not be the builder's: all make the same graphs.
+    assert npu.needs == {"cann": "8.5.0"} and manifest.provenance["torch_npu"] == version("torch_npu")
     for graph in npu.graphs:
         assert (folder / graph.file).is_file() and (folder / graph.file).with_suffix(".txt").is_file()
     assert [gear.graph for gear in manifest.gears] == ["decode-kv128", "verify-t5-kv128"]
