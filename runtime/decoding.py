@@ -102,8 +102,8 @@ class Options:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise RequestError(f"--max-new-tokens {self.max_new_tokens}: expected at least 1")
+        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens: expected a whole number of at least 1, got {self.max_new_tokens!r}")
         if self.logprobs is not None and not 0 <= self.logprobs <= _MOST_LOGPROBS:
             raise RequestError(f"logprobs: expected a number from 0 to {_MOST_LOGPROBS}, got {self.logprobs}")
         if self.grammar is not None and self.ignore_eos:

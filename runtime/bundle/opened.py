@@ -151,7 +151,9 @@ class Bundle:
             if gear.name == name:
                 return gear
         names = ", ".join(gear.name for gear in self.manifest.gears)
-        raise RequestError(f"gear {name!r}: not in {self.folder}; it holds {names}")
+        raise RequestError(
+            f"gear {name!r}: not in {self.folder}; it holds {names}; other policies are adaptive and plain"
+        )
 
 
 def _files(folder: Path, manifest: Manifest) -> Files:

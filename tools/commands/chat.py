@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from draftwood.runtime.decoding import Decoding
     from draftwood.runtime.opened import OpenedBundle
 
+# Why an answer is not whole, by the reason that ended it.
+_CUT = {"length": ", cut by --max-new-tokens", "context": ", cut: the context is full; /new begins anew"}
 HELP = "/new begins anew, /plain switches drafts off and on, /quit or Ctrl-D ends; Ctrl-C stops an answer"
 
 
@@ -119,6 +121,6 @@ def _tell(decoding: Decoding | None) -> None:
     rate = (len(result.token_ids) - 1) / max(result.decode_seconds, 1e-9)
     print(
         f"{len(result.token_ids)} tokens in {result.steps} steps, {result.accept_length_mean:.2f} a step,"
-        f" {rate:.0f} tokens/s",
+        f" {rate:.0f} tokens/s{_CUT.get(result.finish_reason, '')}",
         file=sys.stderr,
     )
