@@ -168,7 +168,7 @@ class UsualSampling(FrozenFields, frozen=True, omit_defaults=True):
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Count | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
 
 
 class Teacher(FrozenFields, frozen=True):

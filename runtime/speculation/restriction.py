@@ -18,6 +18,10 @@ from draftwood.runtime.text.tokenizer import Tokenizer
 
 # V vocabulary
 
+# Logits are float32 and stay finite within these, whatever they were.
+_MOST_ADDED = 10_000
+_LEAST_FACTOR, _MOST_FACTOR = 0.01, 100
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wishes:
@@ -52,13 +56,17 @@ class Wishes:
         """Raises RequestError if an id is none of the vocabulary's, or a number is none."""
         for name, ids in (("allowed_token_ids", self.allowed_token_ids), ("logit_bias", self.logit_bias)):
             check_ids(name, ids, vocabulary)
-        if not np.isfinite([*self.logit_bias.values()]).all():
-            raise RequestError("logit_bias: expected finite numbers")
+        if not all(abs(bias) <= _MOST_ADDED for bias in self.logit_bias.values()):
+            raise RequestError(f"logit_bias: expected numbers between -{_MOST_ADDED} and {_MOST_ADDED}")
         for name in ("presence_penalty", "frequency_penalty"):
-            if not np.isfinite(getattr(self, name)):
-                raise RequestError(f"{name}: expected a finite number, got {getattr(self, name)}")
-        if not (np.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise RequestError(f"repetition_penalty: expected a number above 0, got {self.repetition_penalty}")
+            value = getattr(self, name)
+            if not abs(value) <= _MOST_ADDED:
+                raise RequestError(f"{name}: expected a number between -{_MOST_ADDED} and {_MOST_ADDED}, got {value}")
+        if not _LEAST_FACTOR <= self.repetition_penalty <= _MOST_FACTOR:
+            raise RequestError(
+                f"repetition_penalty: expected a number from {_LEAST_FACTOR} to {_MOST_FACTOR}, got"
+                f" {self.repetition_penalty}"
+            )
         if self.min_tokens < 0:
             raise RequestError(f"min_tokens: expected 0 or more, got {self.min_tokens}")
 

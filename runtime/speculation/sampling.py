@@ -58,8 +58,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (_is_real(self.temperature) and 0 <= self.temperature < math.inf):
-            raise _refusal("temperature", "a finite number >= 0", self.temperature, "0 decodes greedily")
+        if not (_is_real(self.temperature) and 0 <= self.temperature <= 100):
+            raise _refusal("temperature", "a number in [0, 100]", self.temperature, "0 decodes greedily")
         if not (_is_real(self.top_p) and 0 < self.top_p <= 1):
             raise _refusal("top_p", "a number in (0, 1]", self.top_p, "1 switches it off")
         if not (_is_integer(self.top_k) and self.top_k >= 0):

@@ -53,7 +53,7 @@ def test_values(tmp_path: Path, values: dict, read: dict) -> None:
     [
         ({"top_p": 1.5}, "top_p is 1.5; expected `float` <= 1.0"),
         ({"temperature": -1}, "temperature is -1; expected `float` >= 0.0"),
-        ({"repetition_penalty": 0}, "repetition_penalty is 0; expected `float` > 0.0"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; expected `float` >= 0.01"),
         ({"top_k": "many"}, "top_k is 'many'; expected a whole number"),
         ({"top_k": 2**40}, "top_k is 1099511627776; expected `int` <= 2147483647"),
         ({"temperature": float("nan")}, "temperature is nan; expected a finite number"),

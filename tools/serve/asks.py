@@ -29,6 +29,7 @@ from draftwood.tools.serve.bodies import (
 from draftwood.tools.serve.calls import CallForm, forced
 from draftwood.tools.serve.errors import RequestRefused
 from draftwood.tools.serve.messages import Ask
+from draftwood.tools.serve.reasoning import ReasoningForm
 
 DEFAULT_COMPLETION_TOKENS = 16
 # Texts of one request: prompts times choices.
@@ -41,7 +42,12 @@ Tools = list[dict[str, Any]]
 
 
 def asks(
-    body: ChatBody | CompletionBody, limit: int, form: CallForm | None, tools: Tools, usual: UsualSampling
+    body: ChatBody | CompletionBody,
+    limit: int,
+    form: CallForm | None,
+    tools: Tools,
+    usual: UsualSampling,
+    reasoning: ReasoningForm | None = None,
 ) -> list[Ask]:
     """The texts of a request, prompt by prompt, each ``n`` times with seeds that follow each other.
 
@@ -50,6 +56,7 @@ def asks(
         form: how the model writes calls of tools; None if it takes none.
         tools: those that it knows of.
         usual: the sampling if the body says nothing.
+        reasoning: how the answers' reasoning is marked, if it is to be separated.
 
     Raises:
         RequestRefused: too many, more tokens than an answer may have, or what the model cannot be asked for.
@@ -76,6 +83,7 @@ def asks(
     extra, options = body.draftwood or Extra(), _options(body, usual)
     options |= {"max_new_tokens": limit if tokens is None else tokens, "logprobs": logprobs}
     special = [*form.special] if form is not None and tools else []
+    special += reasoning.special if reasoning else []
     options |= {"grammar": grammar(body, form, tools), "special_tokens": special}
     seed = random.getrandbits(63) if body.seed is None else body.seed
     return [

@@ -144,7 +144,7 @@ class Common(Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     # A factor, for the tokens of prompt and answer.
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     seed: Seed | None = None
     stop: Stop | Stops | None = None
     n: Choices | None = None
@@ -180,6 +180,8 @@ class ChatBody(Common, kw_only=True):
     # False: the prompt ends with the last message; or, with the other one, inside of it.
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
+    # False: the answer's text keeps the model's reasoning, without marks that are special tokens.
+    separate_reasoning: bool | None = True
     tools: list[Tool] | None = None
     # With ``required`` or a tool's name the answer is one call, and nothing else.
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -213,6 +215,9 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
+    "include_reasoning": (True,),
+    "reasoning_format": ("auto", "deepseek"),
+    "stream_reasoning": (True,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "functions": ([],),

@@ -122,8 +122,8 @@ class Calls:
             elif self._inside:
                 return
             else:
-                overlap = _overlap(self._held, mark)
-                clear, self._held = self._held[: len(self._held) - overlap], self._held[len(self._held) - overlap :]
+                clear = self._held[: len(self._held) - overlap(self._held, mark)]
+                self._held = self._held[len(clear) :]
                 yield from self._text(clear)
                 return
 
@@ -141,7 +141,7 @@ class Calls:
         return list(calls[: len(calls) - dropped])
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """Characters at the end of a text that may be the beginning of a mark."""
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)
 

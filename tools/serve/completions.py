@@ -48,6 +48,7 @@ from draftwood.tools.serve.messages import (
     ToServer,
 )
 from draftwood.tools.serve.model import Full, Mailbox, ServedModel
+from draftwood.tools.serve.reasoning import Reasoning
 
 
 @dataclass
@@ -55,6 +56,7 @@ class RunningChoice:
     """One choice, as far as it has come."""
 
     pieces: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     # Where the text of every token with logprobs begins, in characters.
@@ -76,6 +78,7 @@ class News:
     begun: bool = False
     tokens: int = 0
     text: str = ""
+    reasoning: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     offsets: list[int] = field(default_factory=list)
@@ -94,11 +97,14 @@ class Completion:
         form = model.facts.calls if model.facts else None
         offered = tools(body, form)
         usual = model.facts.sampling if model.facts else UsualSampling()
-        self._asks = asks(body, limit, form, offered, usual)
+        separate = isinstance(body, ChatBody) and body.separate_reasoning is not False
+        reasoning = model.facts.reasoning if model.facts and separate else None
+        self._asks = asks(body, limit, form, offered, usual, reasoning)
         for ask in self._asks:
             ask.session = session
         self._choices = body.n or 1
         self.texts = [RunningChoice() for _ in self._asks]
+        self._reasoning = [Reasoning(reasoning) for _ in self._asks] if reasoning else []
         # The reader of tool calls in a text, if there are tools.
         self._calls: list[Calls] = []
         if isinstance(body, ChatBody) and form is not None and offered:
@@ -137,13 +143,16 @@ class Completion:
             case Begun():
                 came.setdefault(index, News(index)).begun = True
                 text.prompt_tokens, text.cached_tokens = letter.prompt_tokens, letter.cached_tokens
+                # An answer of some form begins with it, whatever the prompt has begun.
+                if letter.reasoning and self._reasoning and self._asks[index].options.get("grammar") is None:
+                    self._reasoning[index].begin()
             case Piece():
                 part = came.setdefault(index, News(index))
                 _add(part, text, letter)
-                _add_text(part, text, self._calls[index].push(letter.text) if self._calls else [letter.text])
+                self._add_text(part, letter.text)
             case Ended():
                 part = came.setdefault(index, News(index))
-                _add_text(part, text, self._calls[index].finish() if self._calls else [])
+                self._add_text(part, "", ended=True)
                 text.finish = part.finish = finish_reason(letter.finish, bool(text.calls))
             case Busy():
                 raise self._full()
@@ -156,6 +165,27 @@ class Completion:
                 raise RequestRefused(letter.message, param, code=letter.code)
             case Failed():
                 raise failed(letter.message)
+
+    def _add_text(self, part: News, written: str, ended: bool = False) -> None:
+        """A piece's text to what came and to the whole: reasoning, answer, and the calls in it."""
+        text, reasoning, answer = self.texts[part.index], "", written
+        if self._reasoning:
+            divided = self._reasoning[part.index]
+            reasoning, answer = divided.finish() if ended else divided.push(written)
+        pieces: Sequence[str | WrittenCall] = [answer]
+        if self._calls:
+            calls = self._calls[part.index]
+            pieces = calls.push(answer) + (calls.finish() if ended else [])
+        part.reasoning += reasoning
+        text.reasoning.append(reasoning)
+        for piece in pieces:
+            if isinstance(piece, str):
+                part.text += piece
+                text.pieces.append(piece)
+            else:
+                call = ToolCall(f"call_{uuid.uuid4().hex}", CalledFunction(piece.name, piece.arguments))
+                part.calls.append(ToolCallDelta(call.id, call.function, index=len(text.calls)))
+                text.calls.append(call)
 
     def _full(self) -> RequestRefused:
         self.model.metrics.rejected()
@@ -210,8 +240,9 @@ class Completion:
     def _chunk(self, part: News, usage: bool) -> ChatChunk | TextAnswer:
         choice: ChatDelta | TextChoice
         if isinstance(self.body, ChatBody):
-            delta = Delta(content=part.text) if part.text or not (part.finish or part.calls) else Delta()
-            delta.tool_calls = part.calls or UNSET
+            other = part.finish or part.calls or part.reasoning
+            delta = Delta(content=part.text) if part.text or not other else Delta()
+            delta.reasoning_content, delta.tool_calls = part.reasoning or UNSET, part.calls or UNSET
             logprobs = chat_logprobs(part.logprobs)
             choice = ChatDelta(index=part.index, delta=delta, logprobs=logprobs, finish_reason=part.finish)
         else:
@@ -261,18 +292,6 @@ def _add(part: News, text: RunningChoice, piece: Piece) -> None:
         text.accepted[piece.accepted] += 1
 
 
-def _add_text(part: News, text: RunningChoice, pieces: Sequence[str | WrittenCall]) -> None:
-    """Text and calls, to what came and to the whole."""
-    for piece in pieces:
-        if isinstance(piece, str):
-            part.text += piece
-            text.pieces.append(piece)
-        else:
-            call = ToolCall(f"call_{uuid.uuid4().hex}", CalledFunction(piece.name, piece.arguments))
-            part.calls.append(ToolCallDelta(call.id, call.function, index=len(text.calls)))
-            text.calls.append(call)
-
-
 def _speculation(texts: Sequence[RunningChoice]) -> Speculation | None:
     counts = sum((text.accepted for text in texts), Counter[int]())
     steps, accepted = counts.total(), sum(counts.elements())
@@ -291,7 +310,11 @@ def _chat_choice(index: int, text: RunningChoice, logprobs: bool) -> ChatChoice:
     assert text.finish is not None
     return ChatChoice(
         index=index,
-        message=AnswerMessage("".join(text.pieces) or (None if text.calls else ""), tool_calls=text.calls or UNSET),
+        message=AnswerMessage(
+            "".join(text.pieces) or (None if text.calls else ""),
+            reasoning_content="".join(text.reasoning) or UNSET,
+            tool_calls=text.calls or UNSET,
+        ),
         logprobs=chat_logprobs(text.logprobs) if logprobs else None,
         finish_reason=text.finish,
     )

@@ -14,6 +14,7 @@ from draftwood.manifest import UsualSampling
 from draftwood.runtime.decoding import Asked, Finish
 from draftwood.runtime.engines.opening import Opening
 from draftwood.tools.serve.calls import CallForm
+from draftwood.tools.serve.reasoning import ReasoningForm
 
 HEAD_BYTES = 4
 
@@ -59,6 +60,8 @@ class Ready(Struct, tag=True, kw_only=True):
     sampling: UsualSampling = UsualSampling()
     # How calls of tools are written, if the chat template takes any.
     calls: CallForm | None
+    # How reasoning is told from an answer, if the vocabulary has marks for it.
+    reasoning: ReasoningForm | None
 
 
 class Reading(Struct, tag=True):
@@ -69,11 +72,15 @@ class Reading(Struct, tag=True):
 
 
 class Begun(Struct, tag=True):
-    """The prompt is good and has room, and is read now; ``cached_tokens`` of it are known from an ended text."""
+    """The prompt is good and has room, and is read now; ``cached_tokens`` of it are known from an ended text.
+
+    ``reasoning``: it is a chat that ends with the mark that begins the model's reasoning.
+    """
 
     id: int
     prompt_tokens: int
     cached_tokens: int
+    reasoning: bool = False
 
 
 class CacheUse(Struct, tag=True):

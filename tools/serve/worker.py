@@ -32,8 +32,7 @@ from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.text.grammar import Grammar
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.threads import share_threads
-from draftwood.tools.serve import messages
-from draftwood.tools.serve.calls import form_of
+from draftwood.tools.serve import calls, messages, reasoning
 from draftwood.tools.serve.messages import (
     Ask,
     Begun,
@@ -99,12 +98,18 @@ class Worker:
         self._encoding = ThreadPoolExecutor(1, "encode")
         self._grammars = _grammars(model)
         self._compiling = threading.BoundedSemaphore(COMPILED_AT_ONCE)
+        self._reasoning = reasoning.form_of(model.bundle.tokenizer)
 
     def run(self, source: IO[bytes]) -> None:
         """Answers until the other side ends."""
-        calls = form_of(self._model.bundle.tokenizer)
-        manifest = self._model.manifest
-        self._send(Ready(context=manifest.dims.context, sampling=manifest.teacher.sampling, calls=calls))
+        manifest, tokenizer = self._model.manifest, self._model.bundle.tokenizer
+        ready = Ready(
+            context=manifest.dims.context,
+            sampling=manifest.teacher.sampling,
+            calls=calls.form_of(tokenizer),
+            reasoning=self._reasoning,
+        )
+        self._send(ready)
         threading.Thread(target=open_rest, args=[self._model], daemon=True).start()
         while len(head := source.read(messages.HEAD_BYTES)) == messages.HEAD_BYTES:
             message = messages.decode_for_engine(source.read(int.from_bytes(head, "big")))
@@ -170,7 +175,8 @@ class Worker:
         next(texts)  # there is room
         if not decoding.finished:
             self._tell_caches()
-            self._send(Begun(ask.id, len(decoding.prompt), decoding.state.length))
+            begins = self._begins_reasoning(ask, decoding.prompt)
+            self._send(Begun(ask.id, len(decoding.prompt), decoding.state.length, begins))
         for piece in self._pieces(ask, decoding, texts):
             self._send(piece)
         assert decoding.result is not None
@@ -186,6 +192,12 @@ class Worker:
         grammar = ask.options.get("grammar")
         in_process = None if grammar is None else self._held(ask.id, grammar, len(ids))
         return self._model.stream(ids, policy=ask.policy, held=in_process, **ask.options)
+
+    def _begins_reasoning(self, ask: Ask, prompt: Sequence[int]) -> bool:
+        tokenizer = self._model.bundle.tokenizer
+        if self._reasoning is None or tokenizer is None or not isinstance(ask.prompt, dict):
+            return False
+        return self._reasoning.begins_in(tokenizer, prompt)
 
     def _held(self, text: int, grammar: Grammar, position: int) -> ApartGrammar:
         """A grammar in its own process, which a text's end ends wherever that is."""

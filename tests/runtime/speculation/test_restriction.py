@@ -159,9 +159,14 @@ def test_a_restriction_goes_back_with_the_text() -> None:
     [
         ({"allowed_token_ids": [300]}, "allowed_token_ids: token id 300 is outside the vocabulary"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias: token id -1 is outside"),
-        ({"logit_bias": {1: float("nan")}}, "logit_bias: expected finite numbers"),
-        ({"presence_penalty": float("inf")}, "presence_penalty: expected a finite number"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty: expected a number above 0"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias: expected numbers between"),
+        ({"logit_bias": {1: 1e39}}, "logit_bias: expected numbers between"),
+        ({"presence_penalty": float("inf")}, "presence_penalty: expected a number between"),
+        ({"frequency_penalty": -1e39}, "frequency_penalty: expected a number between"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty: expected a number from 0.01 to 100, got 0.0"),
+        ({"repetition_penalty": 5e-324}, "repetition_penalty: expected a number from 0.01"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty: expected a number from 0.01"),
+        ({"temperature": 1e300}, "sampling: temperature: expected a number in [0, 100]"),
         ({"min_p": 1.5}, "sampling: min_p: expected a number in [0, 1]"),
         ({"bad_words": [" "]}, "bad_words: expected words"),
         ({"min_tokens": 9, "max_new_tokens": 8}, "min_tokens: 9, but the text has at most 8"),
@@ -174,3 +179,23 @@ def test_what_makes_no_sense_is_refused(tiny_bundle: Path, asked: dict, said: st
     with draftwood.open(tiny_bundle, threads=1) as model, pytest.raises(RequestError) as found:
         model.generate(PROMPT, **asked)
     assert str(found.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"logit_bias": {1: 1e4, 2: -1e4}},
+        {"presence_penalty": -1e4, "frequency_penalty": 1e4},
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 100.0},
+        {"temperature": 5e-324},
+        {"temperature": 100.0},
+        {"temperature": 1.0, "top_p": 5e-324},
+    ],
+    ids=str,
+)
+def test_numbers_at_the_ends_of_their_ranges_are_computed_with(tiny_bundle: Path, asked: dict) -> None:
+    asked = {"max_new_tokens": 20, "seed": 1, "ignore_eos": True} | asked
+    with draftwood.open(tiny_bundle, threads=1) as model:
+        texts = [model.generate(PROMPT, policy=policy, **asked).token_ids for policy in ("adaptive", "plain")]
+    assert texts[0] == texts[1] and len(texts[0]) == 20

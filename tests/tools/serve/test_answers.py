@@ -185,6 +185,7 @@ BAD = [
     ({"prompt": PROMPT, "temperature": "hot"}, "temperature", 400),
     ({"prompt": PROMPT, "presence_penalty": 3}, "presence_penalty", 400),
     ({"prompt": PROMPT, "repetition_penalty": 0}, "repetition_penalty", 400),
+    ({"prompt": PROMPT, "repetition_penalty": 5e-324}, "repetition_penalty", 400),
     ({"prompt": PROMPT, "typical_p": 0.5}, "typical_p", 400),
     ({"prompt": PROMPT, "response_format": {"type": "yaml"}}, "response_format.type", 400),
     ({"prompt": PROMPT, "response_format": {"type": "json_schema"}}, "response_format.json_schema", 400),

@@ -80,20 +80,21 @@ async function* events(body, signal) {
 async function answer(asked, policy, sampling, target, signal, onStep) {
   const body = { model: by("model").value, messages: asked, stream: true, stream_options: { include_usage: true },
     draftwood: { policy, steps: Boolean(onStep) }, ...sampling };
-  let text = "", began = 0, usage = null;
+  let text = "", reasoning = "", began = 0, usage = null;
   for await (const event of events(body, signal)) {
-    const delta = event.choices[0]?.delta.content;
-    if (delta) {
+    const delta = event.choices[0]?.delta;
+    if (delta?.content || delta?.reasoning_content) {
       began ||= performance.now();
-      text += delta;
-      target.textContent = text;
+      reasoning += delta.reasoning_content ?? "";
+      text += delta.content ?? "";
+      target.textContent = reasoning && text ? `${reasoning}\n\n${text}` : reasoning + text;
       by("log").scrollTop = by("log").scrollHeight;
     }
     if (onStep) for (const step of event.draftwood ?? []) onStep(step);
     usage = event.usage ?? usage;
   }
   const seconds = (performance.now() - began) / 1000;
-  return { text, usage, rate: usage && seconds > 0 ? (usage.completion_tokens - 1) / seconds : 0 };
+  return { text, reasoning, usage, rate: usage && seconds > 0 ? (usage.completion_tokens - 1) / seconds : 0 };
 }
 
 function watcher() {
@@ -206,7 +207,7 @@ async function send() {
     if (besides) {
       const second = await answer(asked, "plain", sampling, besides.text, abort.signal, null);
       by("plain-rate").textContent = second.rate.toFixed(0);
-      by("same").textContent = second.text === first.text ? "Both texts are the same." : "The texts differ.";
+      by("same").textContent = second.text === first.text && second.reasoning === first.reasoning ? "Both texts are the same." : "The texts differ.";
     }
     state("ready");
   } catch (error) {

@@ -1,0 +1,107 @@
+"""The reasoning that a model writes before its answer, told apart from it by two marks that are tokens.
+
+Qwen3 and DeepSeek-R1 with its distilled models write between ``<think>`` and ``</think>``, Magistral between
+``[THINK]`` and ``[/THINK]``, openPangu between ``[unused16]`` and ``[unused17]``, or the first two if its vocabulary
+has them. Some templates end a prompt with the first mark; a model then begins with its reasoning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.tools.serve.calls import overlap
+
+_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("[unused16]", "[unused17]"))
+# Tokens of white space that a template may write after the mark.
+_SPACE_TOKENS = 4
+
+
+class ReasoningForm(Struct, kw_only=True):
+    """How reasoning is marked; ``special`` has those marks that are special tokens, which a text does not show by
+    itself."""
+
+    begin: str
+    end: str
+    special: list[str] = []
+
+    def begins_in(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
+        """Whether a prompt's token ids end with the first mark, and nothing but white space after it."""
+        begin, end = tokenizer.token_id(self.begin), tokenizer.token_id(self.end)
+        last = list(prompt[-1 - _SPACE_TOKENS :])
+        if begin not in last:
+            return False
+        after = last[len(last) - last[::-1].index(begin) :]
+        return end not in after and not tokenizer.decode(after).strip()
+
+
+def form_of(tokenizer: Tokenizer | None) -> ReasoningForm | None:
+    """The form of a vocabulary; None if it has no such marks."""
+    for begin, end in _MARKS:
+        if tokenizer is not None and tokenizer.token_id(begin) is not None and tokenizer.token_id(end) is not None:
+            special = [mark for mark in (begin, end) if tokenizer.special_id(mark) is not None]
+            return ReasoningForm(begin=begin, end=end, special=special)
+    return None
+
+
+class Reasoning:
+    """Divides a text that comes in pieces into reasoning and answer, without the white space around either.
+
+    Only a text that begins with the first mark, or whose prompt ended with it, has reasoning; any other text is an
+    answer, unchanged.
+    """
+
+    def __init__(self, form: ReasoningForm) -> None:
+        self._form = form
+        self._held = ""
+        # The first part of these that has not been seen to end.
+        self._part = "unknown"
+        self._begun = False
+
+    def begin(self) -> None:
+        """The prompt has ended with the first mark."""
+        self._part = "reasoning"
+
+    def push(self, text: str) -> tuple[str, str]:
+        """The reasoning and the answer that have become clear."""
+        self._held += text
+        if self._part == "unknown":
+            self._look()
+        reasoning = self._reasoning() if self._part == "reasoning" else ""
+        return reasoning, self._answer() if self._part in ("space", "answer") else ""
+
+    def finish(self) -> tuple[str, str]:
+        """The rest, which was held back."""
+        rest, self._held = self._held, ""
+        if self._part == "reasoning":
+            return rest.rstrip(), ""
+        return "", rest if self._part == "unknown" else ""
+
+    def _look(self) -> None:
+        """Decides whether the text begins with the mark, once that is clear."""
+        text = self._held.lstrip()
+        if text.startswith(self._form.begin):
+            self._held, self._part = text.removeprefix(self._form.begin), "reasoning"
+        elif not self._form.begin.startswith(text):
+            self._part = "answer"
+
+    def _reasoning(self) -> str:
+        """What is before the second mark; white space is held back, since the mark may follow it."""
+        before, marked, after = self._held.partition(self._form.end)
+        if not self._begun:
+            before = before.lstrip()
+        if marked:
+            self._held, self._part = after, "space"
+            return before.rstrip()
+        clear = before[: len(before) - overlap(before, self._form.end)].rstrip()
+        self._held, self._begun = before[len(clear) :], self._begun or bool(clear)
+        return clear
+
+    def _answer(self) -> str:
+        text, self._held = self._held, ""
+        if self._part == "space":
+            text = text.lstrip()
+            self._part = "answer" if text else "space"
+        return text
