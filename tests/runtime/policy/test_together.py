@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.planned import LOOKUP, StepTime
+from draftwood.planned import LOOKUP, Planning, Prior, StepTime
 from draftwood.runtime.policy import Adaptive, Asking, Gears, Learned, gears_for
 from draftwood.runtime.policy.bank import CREDIT, EXTRA, TEXT_EXTRA, TOKENS_A_CREDIT
 from draftwood.runtime.speculation.step import Outcome
@@ -28,11 +28,19 @@ US = {
 TOKENS = 400
 
 
-def shared_gears(us: dict[int, dict[str, float]] | None = US, graphs: bool = False) -> Gears:
+# A plan whose counts promise nearly every draft.
+PROMISING = Prior(
+    reached={name: tuple(0.97**d for d in range(1, tree.depth + 1)) for name, tree in TREES.items()}, first=0.97
+)
+
+
+def shared_gears(
+    us: dict[int, dict[str, float]] | None = US, graphs: bool = False, planning: Planning | None = None
+) -> Gears:
     """All trees are drafted by one graph, or each by one of its own."""
     times = [StepTime(gear=g, length=100, us=t, texts=n) for n, own in (us or {}).items() for g, t in own.items()]
     every = [gear("plain", draft=None), *(gear(name, draft=name if graphs else "draft") for name in TREES)]
-    return Gears(every, [PLAIN_TREE, *(drafted(tree, name) for name, tree in TREES.items())], times=times)
+    return Gears(every, [PLAIN_TREE, *(drafted(tree, name) for name, tree in TREES.items())], planning, times)
 
 
 def launch_us(names: Sequence[str]) -> float:
@@ -86,9 +94,12 @@ def kept(text: Text, most_plain_us: float) -> bool:
     return text.us <= (1 + TEXT_EXTRA) * text.plain_us + (TEXT_EXTRA + credit) * most_plain_us
 
 
+@pytest.mark.parametrize(
+    "planning", [None, Planning(greedy=PROMISING, sampled=None, times=())], ids=["no plan", "a plan that is wrong"]
+)
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
-def test_the_promises_hold_though_no_draft_is_ever_accepted(count: int) -> None:
-    gears = shared_gears()
+def test_the_promises_hold_though_no_draft_is_ever_accepted(count: int, planning: Planning | None) -> None:
+    gears = shared_gears(planning=planning)
     learned = Learned(gears)
     texts, took, plain, most = texts_of(gears, learned, [0.0] * count), 0.0, 0.0, launch_us(["plain"] * count)
     for _ in range(1500):

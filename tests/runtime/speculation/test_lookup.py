@@ -81,6 +81,13 @@ def test_a_chain_goes_on_as_the_text_did(text: list[int]) -> None:
         so_far.append(token)
 
 
+@pytest.mark.parametrize(("early", "late"), [(2, 3), (3, 2)])
+def test_of_tokens_that_followed_as_often_the_latest_goes_first(early: int, late: int) -> None:
+    # After 1 stood the late one first and last, the early one in between.
+    index = indexed([1, late, 7, 1, early, 8, 1, early, 9, 1, late, 6, 1])
+    assert index.draft(levels(Topology.full((2,))), GREEDY, 0).tolist() == [1, late, early]
+
+
 def test_shorter_ends_give_what_the_longest_does_not() -> None:
     # After "1 2" stood 3, after "2" alone also 4.
     index = indexed([1, 2, 3, 9, 2, 4, 1, 2])
