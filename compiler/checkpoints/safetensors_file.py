@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwood.errors import CheckpointError
@@ -63,6 +64,17 @@ def read_tensor(file: Path, name: str) -> Tensor:
             return finite(file, name, cast(Tensor, opened.get_tensor(name)))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: {name} cannot be read any more ({error}); open it again") from None
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a file of tensors, which may be read by whoever may read other new files here.
+
+    The library's own file is its owner's alone, and a server that runs as another user cannot open it.
+    """
+    file.touch()
+    rights = file.stat().st_mode
+    save_file(dict(tensors), file, metadata={"format": "pt"})
+    file.chmod(rights)
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from draftwood.compiler.checkpoints.safetensors_file import write_tensors
 from draftwood.compiler.training.batch import NONE, Batch
 from draftwood.compiler.training.losses import Distribution, HeadLoss, RowTargets, WrittenToken, drawn
 from draftwood.compiler.training.precision import autocast, compute_dtype
@@ -198,7 +198,7 @@ def write_folder(
     """A drafter's weights, in bfloat16, and its config.json; id maps keep their types."""
     moved = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     stored = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in moved.items()}
-    save_file(stored, folder / file, metadata={"format": "pt"})
+    write_tensors(folder / file, stored)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -17,6 +17,8 @@ def test_a_drafter_is_read_back(layout: str, tmp_path: Path, capsys: pytest.Capt
     assert main(["export", layout, str(fixtures.EAGLE3), str(fixtures.TEACHER), "--out", str(out)]) == 0
     assert capsys.readouterr().out.startswith(f"{out}: eagle3, ")
     assert [path.name for path in tmp_path.iterdir()] == [layout]
+    # A server may run as another user.
+    assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
     teacher = Checkpoint.open(fixtures.TEACHER)
     before, after = (open_drafter(path, teacher) for path in (fixtures.EAGLE3, out))
     for name in before.checkpoint.names():

@@ -32,9 +32,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _write_drafter(args: argparse.Namespace) -> dict[str, Any]:
     """Writes config.json and model.safetensors, whole or not at all, and opens them again; returns a description."""
-    from safetensors.torch import save_file
-
     from draftwood.compiler.bundle.staging import staged
+    from draftwood.compiler.checkpoints.safetensors_file import write_tensors
     from draftwood.compiler.drafters.registry import open_drafter
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.files import real_path
@@ -46,7 +45,7 @@ def _write_drafter(args: argparse.Namespace) -> dict[str, Any]:
         opened = open_drafter(Path(args.drafter), teacher)
         exported = opened.model.exported(opened.checkpoint, teacher, args.format, verifier)
         (folder / "config.json").write_text(json.dumps(exported.fields, indent=2) + "\n")
-        save_file(exported.tensors, folder / exported.file, metadata={"format": "pt"})
+        write_tensors(folder / exported.file, exported.tensors)
     open_drafter(args.out, teacher)
     figures = {"folder": str(args.out), "format": args.format, "kind": opened.model.kind, "file": exported.file}
     sizes = [tensor.nbytes for tensor in exported.tensors.values()]
