@@ -212,16 +212,25 @@ def test_generation_tells_every_token_once(teacher: Path) -> None:
 
 
 def test_progress_is_said_before_a_shard_is_whole(tmp_path: Path, capsys) -> None:
-    progress = WritingProgress(tmp_path / "log.jsonl")
+    progress = WritingProgress(tmp_path / "log.jsonl", 3)
     progress.told(5)
     assert not capsys.readouterr().err
     progress.said -= 3600
     progress.told(2)
     progress.told(1)
     (line,) = capsys.readouterr().err.splitlines()
-    assert "'new_tokens': 7" in line and not progress.log.exists()
+    assert line.startswith("prompts: 7 tokens so far, ") and not progress.log.exists()
+    progress.shard = 1
     progress.whole()
-    assert json.loads(progress.log.read_text())["new_tokens"] == 8
+    assert capsys.readouterr().err.startswith("shard 2 of 3: 8 tokens so far, ")
+    record = json.loads(progress.log.read_text())
+    assert (record["shard"], record["new_tokens"]) == (1, 8)
+
+
+def test_rows_that_are_no_whole_shards_are_told_in_shards(teacher: Path, tmp_path: Path, capsys) -> None:
+    distill(teacher, ROWS, tmp_path, **{**DISTILL, "rows": 41})
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert first == "80 texts, in shards of 40"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

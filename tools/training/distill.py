@@ -118,8 +118,10 @@ def write_shard(
 class WritingProgress:
     """Tokens written by this process and how fast, said to stderr every ten seconds and whenever a shard is whole."""
 
-    def __init__(self, log: Path) -> None:
-        self.log, self.shard, self.tokens = log, 0, 0
+    def __init__(self, log: Path, shards: int) -> None:
+        """``shards``: how many the texts are in; before the first one the teacher writes prompts."""
+        self.log, self.shards, self.tokens = log, shards, 0
+        self.shard: int | None = None
         self.began = self.said = time.monotonic()
 
     def told(self, tokens: int) -> None:
@@ -127,17 +129,23 @@ class WritingProgress:
         self.tokens += tokens
         if time.monotonic() - self.said >= _SAY_EVERY:
             self.said = time.monotonic()
-            print(self._record(), file=sys.stderr, flush=True)
+            print(self._line(), file=sys.stderr, flush=True)
 
     def whole(self) -> None:
         """The shard is on disk; the log gets a line."""
         with self.log.open("a") as log:
             log.write(json.dumps(self._record()) + "\n")
-        print(f"{self._record()}, written", file=sys.stderr, flush=True)
+        print(f"{self._line()}; the shard is written", file=sys.stderr, flush=True)
 
-    def _record(self) -> dict[str, int]:
-        rate = round(self.tokens / max(1e-9, time.monotonic() - self.began))
-        return {"shard": self.shard, "new_tokens": self.tokens, "tokens_per_s": rate}
+    def _record(self) -> dict[str, int | None]:
+        return {"shard": self.shard, "new_tokens": self.tokens, "tokens_per_s": self._rate()}
+
+    def _line(self) -> str:
+        place = "prompts" if self.shard is None else f"shard {self.shard + 1} of {self.shards}"
+        return f"{place}: {self.tokens} tokens so far, {self._rate()} tokens/s"
+
+    def _rate(self) -> int:
+        return round(self.tokens / max(1e-9, time.monotonic() - self.began))
 
 
 def _keep(states: Writing, texts: Sequence[int], prompts: Sequence[int], rows: Sequence[int], fed_BTA: Tensor) -> None:
@@ -181,19 +189,22 @@ def distill(
         "new_tokens": new_tokens, "batch": batch, "seed": seed, "shard_rows": shard_rows,
         "ends": list(checkpoint.config.eos), "temperatures": list(temperatures),
     }  # fmt: skip
-    team, progress, text = team or Team(), WritingProgress(out / "log.jsonl"), tokenizer_of(teacher)
+    team, text, shards = team or Team(), tokenizer_of(teacher), -(-rows // shard_rows)
+    progress = WritingProgress(out / "log.jsonl", shards)
     # bf16 if it is fast: text that a bf16 teacher would write as well.
     model = cache(partial(FrozenTeacher.open, teacher, compute_dtype(device), device))
     if team.rank:
         team.wait()  # until the first has written the settings and its own prompts
     _check_settings(out, settings)
+    if not team.rank:
+        print(f"{shards * shard_rows} texts, in shards of {shard_rows}", file=sys.stderr, flush=True)
     if own:
         writer = partial(OwnPrompts, text=text, seed=seed, batch=batch, told=progress.told)
         corpus = [*corpus, *own_rows(out / "prompts.jsonl", own, lambda: writer(model()))]
     if not team.rank:
         team.wait()
     prompts = Prompts(corpus, text, checkpoint.config.bos, seed, checkpoint.config.max_positions - new_tokens)
-    for shard in range(-(-rows // shard_rows))[team.rank :: team.size]:
+    for shard in range(shards)[team.rank :: team.size]:
         if (out / f"shard-{shard:04}.index.npy").is_file():
             continue
         progress.shard = shard
