@@ -56,8 +56,9 @@ class Reasoning:
     def __init__(self, form: ReasoningForm) -> None:
         self._form = form
         self._held = ""
-        # The first part of these that has not been seen to end.
+        # The part that comes next: unknown, reasoning, the space after it, or answer.
         self._part = "unknown"
+        # Whether some reasoning was given already, so that white space before more of it is its own.
         self._begun = False
 
     def begin(self) -> None:
