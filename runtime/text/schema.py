@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +18,8 @@ from draftwood.errors import RequestError
 _OPEN = {"exclusiveMinimum", "exclusiveMaximum"}
 _BOUNDS = {"minimum", "maximum"} | _OPEN
 _LITERALS = {"const", "enum"}
+# Keywords by which several schemas hold for one number.
+_JOINING = {"allOf", "$ref", "$dynamicRef"}
 # Keywords under which names, and not keywords, lead to schemas.
 _NAMED = {"properties", "patternProperties", "$defs", "definitions"}
 # Keywords that restrict nothing, and may hold anything.
@@ -34,6 +37,7 @@ def check_schema(schema: Any) -> None:
     Raises:
         RequestError: llguidance would let through what the schema forbids; the keyword is named.
     """
+    parts: list[dict[str, Any]] = []
     older = isinstance(schema, dict) and bool(_OLDER_DRAFT.search(str(schema.get("$schema", ""))))
     waiting = [schema]
     while waiting:
@@ -41,7 +45,8 @@ def check_schema(schema: Any) -> None:
         if isinstance(part, list):
             waiting += part
         elif isinstance(part, dict):
-            _check_range(part)
+            _check_ranges([part])
+            parts.append(part)
             _check_items(part, older)
             for keyword, value in part.items():
                 if keyword in _LITERALS or keyword in _BOUNDS:
@@ -50,6 +55,8 @@ def check_schema(schema: Any) -> None:
                     waiting += value.values()
                 elif keyword not in _NOTES:
                     waiting.append(value)
+    if any(not _JOINING.isdisjoint(part) for part in parts):
+        _check_ranges(parts)
 
 
 def schemas_of(grammar: str) -> Iterator[Any]:
@@ -90,15 +97,26 @@ def _kept(number: float, open_end: bool) -> bool:
     return not whole or int(float(number)) == value
 
 
-def _check_range(schema: dict[str, Any]) -> None:
-    """Refuses (0, 0.5] and [-0.5, 0), and the same next to other whole numbers."""
-    low, open_low = _end(schema, "minimum", "exclusiveMinimum", max)
-    high, open_high = _end(schema, "maximum", "exclusiveMaximum", min)
-    if low is None or high is None:
-        return
-    name, end = ("exclusiveMinimum", low) if low >= 0 else ("exclusiveMaximum", high)
-    if (open_low if low >= 0 else open_high) and end == int(end) and 0 < high - low < 1:
+def _check_ranges(schemas: Sequence[dict[str, Any]]) -> None:
+    """Refuses (0, 0.5] and [-0.5, 0), and the same next to other whole numbers; each bound is any schema's."""
+    lows = [_end(schema, "minimum", "exclusiveMinimum", max) for schema in schemas]
+    highs = [_end(schema, "maximum", "exclusiveMaximum", min) for schema in schemas]
+    above = sorted(high for high, _ in highs if high is not None)
+    below = sorted(low for low, _ in lows if low is not None and low < 0)
+    let_in = [("exclusiveMinimum", low) for low in _whole_open(lows) if low >= 0 and _between(low, above, low + 1)]
+    let_in += [("exclusiveMaximum", high) for high in _whole_open(highs) if _between(high - 1, below, high)]
+    for name, end in let_in:
         raise RequestError(f"grammar: {name} {end}: would be let in, since the other bound is less than 1 away")
+
+
+def _whole_open(ends: Iterable[tuple[float | None, bool]]) -> set[float]:
+    return {end for end, is_open in ends if end is not None and is_open and end == int(end)}
+
+
+def _between(low: float, values: list[float], high: float) -> bool:
+    """Whether one of the ascending values is in (low, high)."""
+    place = bisect_right(values, low)
+    return place < len(values) and values[place] < high
 
 
 def _end(schema: dict[str, Any], name: str, open_name: str, stricter: Any) -> tuple[float | None, bool]:

@@ -50,6 +50,11 @@ def takes(bundle: Bundle, schema: Any, text: str) -> bool:
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "exclusiveMinimum 0"),
         ({"type": "number", "minimum": -0.1, "exclusiveMaximum": 0}, "exclusiveMaximum 0"),
         ({"type": "number", "minimum": 1, "exclusiveMinimum": True, "maximum": 1.5}, "exclusiveMinimum 1"),
+        ({"type": "number", "allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]}, "exclusiveMinimum 0"),
+        (
+            {"type": "number", "exclusiveMaximum": -1, "$ref": "#/$defs/a", "$defs": {"a": {"minimum": -1.5}}},
+            "exclusiveMaximum -1",
+        ),
         (CLOSED | {"additionalItems": False}, "prefixItems: .*additionalItems"),
         (CLOSED | {"items": [{"const": "b"}]}, "prefixItems: .*items"),
         (CLOSED | {"$schema": "http://json-schema.org/draft-07/schema#"}, r"prefixItems: .*\$schema"),
@@ -77,6 +82,8 @@ def test_a_schema_that_would_be_another_one_is_refused_by_its_keyword(
         ),
         ({"exclusiveMinimum": 0, "exclusiveMaximum": 1, "type": "number"}, "0.5", "0"),
         ({"exclusiveMinimum": False, "minimum": 0, "maximum": 0.5, "type": "number"}, "0", "0.6"),
+        ({"type": "number", "allOf": [{"exclusiveMinimum": 0}, {"maximum": 1}]}, "0.5", "0"),
+        ({"type": "object", "properties": {"a": {"exclusiveMinimum": 0}, "b": {"maximum": 0.5}}}, "{}", "0"),
         (CLOSED | {"items": False}, '["a"]', '["a","a"]'),
         ({"type": "array", "items": [{"const": "a"}], "additionalItems": False}, '["a"]', '["a","a"]'),
     ],
@@ -105,7 +112,8 @@ def test_a_number_that_passes_is_written_as_itself(bundle: Bundle) -> None:
     assert passed > 100 and refused > 50
 
 
-def test_no_number_outside_of_a_range_passes(bundle: Bundle) -> None:
+@pytest.mark.parametrize("joined", [False, True], ids=["one schema", "allOf"])
+def test_no_number_outside_of_a_range_passes(bundle: Bundle, joined: bool) -> None:
     ends = [None, -1.5, -1, -0.05, 0, 0.1, 1, 1.05, 10]
     texts = [f"{sign}{whole}{rest}" for sign, whole, rest in product(("", "-"), "01", ("", ".0", ".05", ".1", ".5"))]
     seen = 0
@@ -115,7 +123,9 @@ def test_no_number_outside_of_a_range_passes(bundle: Bundle) -> None:
                 "exclusiveMinimum" if open_low else "minimum": low,
                 "exclusiveMaximum" if open_high else "maximum": high,
             }
-            schema = {"type": "number"} | {name: bound for name, bound in bounds.items() if bound is not None}
+            bounded = {name: bound for name, bound in bounds.items() if bound is not None}
+            parts = [{name: bound} for name, bound in bounded.items()]
+            schema = {"type": "number"} | ({"allOf": parts} if joined and parts else bounded)
             try:
                 numbers = [Fraction(text) for text in texts if takes(bundle, schema, text)]
             except RequestError:
