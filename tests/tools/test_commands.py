@@ -199,7 +199,9 @@ def test_noise_of_logits(tiny_bundle: Path) -> None:
     # fp32 rounding of logits of magnitude 10: of a chain where it has any, else of caches moved by their last bit.
     for engine in (CpuEngine(bundle), OnnxStaticEngine(bundle)):
         noise = noise_of(engine, ids)
-        assert 0 < noise.apart < 1e-4 and noise.rows in (7, 8) and noise.rows > noise.equal
+        assert 0 < noise.apart < 1e-4 and noise.rows == 7
+        # The moved caches' row, whose bits differ on purpose, is none of the chain's.
+        assert noise.equal == 7 or isinstance(engine, OnnxStaticEngine)
     assert noise_of(BitwiseEngine(bundle), ids) == (0.0, 7, 7)
 
 

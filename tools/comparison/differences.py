@@ -60,7 +60,7 @@ def noise_of(engine: Engine, ids: list[int]) -> Noise:
     """The last tokens are computed as a chain of one tree and one by one; in exact arithmetic both are equal.
 
     An engine that gives both the same bits can still sum in another order where a tree branches. No such tree is run to
-    measure that, because a wrong one would excuse itself. `_moved_noise` estimates it instead.
+    measure that, because a wrong one would excuse itself. `_moved_apart` estimates it instead.
     """
     trees = engine.bundle.manifest.trees
     rows = min(max(tree.rows for tree in trees), len(ids) - 1)
@@ -79,12 +79,14 @@ def noise_of(engine: Engine, ids: list[int]) -> Noise:
         noise = noise.with_(_between(alone_V, logits_TV[row]))
         alone.commit([0])
     branches = any(tree.rows > tree.depth + 1 for tree in trees)
-    return noise.with_(_moved_noise(engine, ids)) if branches and not (noise.apart or engine.bitwise) else noise
+    if branches and not (noise.apart or engine.bitwise):
+        return noise._replace(apart=_moved_apart(engine, ids))
+    return noise
 
 
-def _moved_noise(engine: Engine, ids: list[int]) -> Noise:
-    """Noise of a plain step between its caches and the same moved by a last bit or not at all, about that of a sum in
-    another order."""
+def _moved_apart(engine: Engine, ids: list[int]) -> float:
+    """How far the logits of a plain step are apart between its caches and the same moved by a last bit or not at all,
+    about as far as sums in another order. No row of a chain is compared."""
     plain, last = engine.bundle.trees["plain"][1], np.array(ids[-1:])
     state = engine.begin(max(gear.slots for gear in engine.bundle.manifest.gears))
     engine.prefill(state, np.array(ids[:-1]))
@@ -93,7 +95,7 @@ def _moved_noise(engine: Engine, ids: list[int]) -> Noise:
     random = np.random.default_rng(0)
     for buffer in state.kv.buffers:
         buffer[:] = np.where(random.random(buffer.shape) < 0.5, buffer, np.nextafter(buffer, np.float32(np.inf)))
-    return _between(single.verify(engine, state, last, plain).logits_RV[0], logits_V)
+    return _between(single.verify(engine, state, last, plain).logits_RV[0], logits_V).apart
 
 
 def _between(got_V: NDArray[np.float32], want_V: NDArray[np.float32]) -> Noise:
