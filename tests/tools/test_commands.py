@@ -1,6 +1,9 @@
 """build, check, run and bench from the command line, on a tiny teacher."""
 
 import json
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +101,16 @@ def test_a_text_for_a_bundle_without_tokenizer_is_refused_before_graphs_are_open
     monkeypatch.setattr("draftwood.open", None)
     assert main([words[0], str(tmp_path), *words[1:]]) == 2
     assert "has no tokenizer; " in capsys.readouterr().err
+
+
+def test_run_ends_the_texts_line_before_the_figures(tiny_bundle: Path) -> None:
+    """In a terminal, figures after "see 1" would read as "see 16 tokens"."""
+    words = ["run", tiny_bundle, "--prompt", "the cat", "--max-new-tokens", "6"]
+    shown = subprocess.run(
+        [sys.executable, "-P", "-m", "draftwood.tools.cli", *map(str, words)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert re.fullmatch(r"(?s).*\n\d+ tokens in [^\n]*\n", shown)
 
 
 def test_run_falls_back_to_what_there_is_and_counts_it(

@@ -64,12 +64,16 @@ def main(args: argparse.Namespace) -> int:
     if trace is not None:
         trace.meta |= {"bundle": bundle_digest(model.bundle), "prompt": prompt_digest(stream.prompt), **ran}
         save(trace, args.trace)
-    print(json.dumps(asdict(stream.result) | ran) if args.json else _ending(stream.result))
+    if args.json:
+        print(json.dumps(asdict(stream.result) | ran))
+    else:
+        _print_ending(stream.result)
     return 0
 
 
-def _ending(result: Result) -> str:
-    """Prints the lines after the streamed text: ids if there was none, and the figures on stderr."""
+def _print_ending(result: Result) -> None:
+    """The end of the streamed text's line, which is the ids if there was no text; then the figures, on stderr."""
+    print(",".join(map(str, result.token_ids)) if result.text is None else "", flush=True)
     rate = (len(result.token_ids) - 1) / max(result.decode_seconds, 1e-9)
     print(
         f"{len(result.token_ids)} tokens in {result.steps} steps, {result.accept_length_mean:.2f} a step,"
@@ -77,4 +81,3 @@ def _ending(result: Result) -> str:
         f" ended by {result.finish_reason}",
         file=sys.stderr,
     )
-    return ",".join(map(str, result.token_ids)) if result.text is None else ""
