@@ -97,15 +97,16 @@ class Stream:
             return text
         ends = [(start, len(stop)) for stop in self._stops if (start := text.find(stop)) >= 0]
         self._stopped = bool(ends)
-        start, size = min(ends) if ends else (len(text) - self._overlap(text), 0)
+        start, size = min(ends) if ends else (len(text) - overlap(text, self._stops), 0)
         self._held = "" if ends else text[start:]
         return text[: start + size] if self._shows_stop else text[:start]
 
-    def _overlap(self, text: str) -> int:
-        """Characters at the end of ``text`` that may be the beginning of a stop string."""
-        longest = max(map(len, self._stops), default=1) - 1
-        sizes = range(min(longest, len(text)), 0, -1)
-        return next((n for n in sizes if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+
+def overlap(text: str, marks: Sequence[str]) -> int:
+    """Characters at the end of ``text`` that may be the beginning of one of some marks."""
+    longest = max(map(len, marks), default=1) - 1
+    sizes = range(min(longest, len(text)), 0, -1)
+    return next((n for n in sizes if any(mark.startswith(text[-n:]) for mark in marks)), 0)
 
 
 class _Pieces:

@@ -1,6 +1,7 @@
 """``draftwood chat`` as somebody at a terminal has it."""
 
 import contextlib
+import io
 import os
 import pty
 import re
@@ -12,11 +13,14 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import draftwood
+from draftwood.runtime.reasoning import ReasoningForm
+from draftwood.tools.commands import chat
 
 
 class Terminal:
@@ -151,3 +155,35 @@ def test_a_bundle_without_a_chat_template_is_refused(tiny_bundle: Path, tmp_path
         [sys.executable, "-P", "-m", "draftwood.tools.cli", "chat", str(tmp_path)], capture_output=True, text=True
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+class _Reasons:
+    """A model whose answers are those texts."""
+
+    bundle = SimpleNamespace(tokenizer=None)
+
+    def __init__(self, *texts: str) -> None:
+        self._texts, self.asked = list(texts), list[Any]()
+
+    def stream(self, messages: list[dict[str, str]], **asked: Any) -> Any:
+        self.asked.append((messages, asked))
+        decoding = _Letters(self._texts.pop(0))
+        decoding.prompt, decoding.result = [], None
+        return decoding
+
+
+class _Letters(list):
+    prompt: list[int]
+    result: None
+
+
+def test_reasoning_is_told_from_the_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    form = ReasoningForm(begin="[unused16]", end="[unused17]", special=["[unused16]", "[unused17]"])
+    monkeypatch.setattr(chat, "form_of", lambda tokenizer: form)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    model = _Reasons("[unused16]Hm.\n[unused17]\nYes.", "No.")
+    chat.Dialogue(cast(Any, model), {"temperature": 0.0}).run()
+    assert capsys.readouterr().out == "Hm.\n\nYes.\nNo.\n"
+    messages, asked = model.asked[1]
+    assert messages[1] == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    assert asked == {"policy": "adaptive", "temperature": 0.0, "special_tokens": form.special}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
 from draftwood.manifest import read_manifest
+from draftwood.runtime.reasoning import Reasoning, form_of
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_opening_arguments,
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from draftwood.runtime.decoding import Decoding
     from draftwood.runtime.opened import OpenedBundle
 
+# How a terminal shows reasoning, and all else.
+_DIM, _USUAL = "\033[2m", "\033[0m"
 # Why an answer is not whole, by the reason that ended it.
 _CUT = {"length": ", cut by --max-new-tokens", "context": ", cut: the context is full; /new begins anew"}
 HELP = "/new begins anew, /plain switches drafts off and on, /quit or Ctrl-D ends; Ctrl-C stops an answer"
@@ -53,6 +57,7 @@ class Dialogue:
 
     def __init__(self, model: OpenedBundle, options: Any) -> None:
         self._model, self._options = model, options
+        self._form = form_of(model.bundle.tokenizer)
         self._messages: list[dict[str, str]] = []
         self._plain = False
 
@@ -84,24 +89,51 @@ class Dialogue:
         else:
             messages = [*self._messages, {"role": "user", "content": line}]
             try:
-                self._messages = [*messages, {"role": "assistant", "content": self._answer(messages)}]
+                self._messages = [*messages, self._answer(messages)]
             except RequestError as error:  # too long by now, say; the conversation goes on without this turn
                 print(f"{error}\n/new begins anew", file=sys.stderr)
 
-    def _answer(self, messages: list[dict[str, str]]) -> str:
-        policy = "plain" if self._plain else "adaptive"
+    def _answer(self, messages: list[dict[str, str]]) -> dict[str, str]:
+        """Decodes and prints an answer; the message that it is, for the turns after it."""
+        asked = {"policy": "plain" if self._plain else "adaptive", **self._options}
+        if self._form is not None:
+            asked["special_tokens"] = self._form.special
         decoding: Decoding | None = None
-        pieces: list[str] = []
+        printed = Printed()
         try:  # an interrupt also stops the rendering of the chat
-            decoding = self._model.stream(messages, policy=policy, **self._options)
+            decoding = self._model.stream(messages, **asked)
+            reader = self._reader(decoding.prompt)
             for piece in decoding:
-                pieces.append(piece)
-                print(piece, end="", flush=True)
+                printed.add(*reader.push(piece))
+            printed.add(*reader.finish())
         except KeyboardInterrupt:
             pass
         print(flush=True)
         _tell(decoding)
-        return "".join(pieces)
+        reasoning = {"reasoning_content": printed.reasoning} if printed.reasoning else {}
+        return {"role": "assistant", "content": printed.answer, **reasoning}
+
+    def _reader(self, prompt: Sequence[int]) -> Reasoning:
+        reader, tokenizer = Reasoning(self._form), self._model.bundle.tokenizer
+        if self._form is not None and tokenizer is not None and self._form.begins_in(tokenizer, prompt):
+            reader.begin()
+        return reader
+
+
+class Printed:
+    """An answer as it is printed: its reasoning first, dim in a terminal, then a blank line and the text."""
+
+    def __init__(self) -> None:
+        self.reasoning = self.answer = ""
+        self._marks = (_DIM, _USUAL) if sys.stdout.isatty() else ("", "")
+
+    def add(self, reasoning: str, answer: str) -> None:
+        if reasoning:
+            print(f"{self._marks[0]}{reasoning}{self._marks[1]}", end="", flush=True)
+        if answer:
+            print("" if self.answer or not (self.reasoning + reasoning) else "\n\n", answer, sep="", end="", flush=True)
+        self.reasoning += reasoning
+        self.answer += answer
 
 
 def _line(prompt: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from draftwood.manifest import DAMAGED, UsualSampling
 from draftwood.runtime.decoding import Asked
+from draftwood.runtime.reasoning import ReasoningForm
 from draftwood.tools.serve.bodies import (
     AssistantCall,
     ChatBody,
@@ -29,7 +30,6 @@ from draftwood.tools.serve.bodies import (
 from draftwood.tools.serve.calls import CallForm, forced
 from draftwood.tools.serve.errors import RequestRefused
 from draftwood.tools.serve.messages import Ask
-from draftwood.tools.serve.reasoning import ReasoningForm
 
 DEFAULT_COMPLETION_TOKENS = 16
 # Texts of one request: prompts times choices.

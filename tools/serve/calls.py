@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from draftwood.runtime.stream import overlap
 from draftwood.runtime.text.tokenizer import Tokenizer
 
 PYTHON_TAG = "<|python_tag|>"
@@ -122,7 +123,7 @@ class Calls:
             elif self._inside:
                 return
             else:
-                clear = self._held[: len(self._held) - overlap(self._held, mark)]
+                clear = self._held[: len(self._held) - overlap(self._held, [mark])]
                 self._held = self._held[len(clear) :]
                 yield from self._text(clear)
                 return
@@ -139,11 +140,6 @@ class Calls:
         self.found += len(calls)
         dropped = 0 if self._most is None else max(min(self.found - self._most, len(calls)), 0)
         return list(calls[: len(calls) - dropped])
-
-
-def overlap(text: str, mark: str) -> int:
-    """Characters at the end of a text that may be the beginning of a mark."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)
 
 
 def read_calls(text: str, arguments: str) -> list[WrittenCall]:

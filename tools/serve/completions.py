@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from draftwood.manifest import UsualSampling
+from draftwood.runtime.reasoning import Reasoning
 from draftwood.tools.serve.answers import (
     AnswerMessage,
     ChatAnswer,
@@ -48,7 +49,6 @@ from draftwood.tools.serve.messages import (
     ToServer,
 )
 from draftwood.tools.serve.model import Full, Mailbox, ServedModel
-from draftwood.tools.serve.reasoning import Reasoning
 
 
 @dataclass

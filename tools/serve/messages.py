@@ -13,8 +13,8 @@ from msgspec import Struct
 from draftwood.manifest import UsualSampling
 from draftwood.runtime.decoding import Asked, Finish
 from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.reasoning import ReasoningForm
 from draftwood.tools.serve.calls import CallForm
-from draftwood.tools.serve.reasoning import ReasoningForm
 
 HEAD_BYTES = 4
 

@@ -24,6 +24,7 @@ import numpy as np
 import draftwood
 from draftwood.errors import BusyError, NumericError, RequestError, UserError
 from draftwood.manifest import Gear
+from draftwood.runtime import reasoning
 from draftwood.runtime.decoding import Decoding, Finish
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.opened import OpenedBundle, prompt_ids
@@ -32,7 +33,7 @@ from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.text.grammar import Grammar
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.threads import share_threads
-from draftwood.tools.serve import calls, messages, reasoning
+from draftwood.tools.serve import calls, messages
 from draftwood.tools.serve.messages import (
     Ask,
     Begun,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import draftwood
+from draftwood.runtime.reasoning import Reasoning, ReasoningForm
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.serve.reasoning import Reasoning, ReasoningForm
 from draftwood.trees.spec import read_specs
 
 from .conftest import MESSAGES, TEMPLATE, TOOLS

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from draftwood.runtime.stream import overlap
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.serve.calls import overlap
 
 _MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("[unused16]", "[unused17]"))
 # Tokens of white space that a template may write after the mark.
@@ -50,14 +50,14 @@ class Reasoning:
     """Divides a text that comes in pieces into reasoning and answer, without the white space around either.
 
     Only a text that begins with the first mark, or whose prompt ended with it, has reasoning; any other text is an
-    answer, unchanged.
+    answer, unchanged. So is every text if there is no form.
     """
 
-    def __init__(self, form: ReasoningForm) -> None:
-        self._form = form
+    def __init__(self, form: ReasoningForm | None) -> None:
+        self._begin, self._end = (form.begin, form.end) if form else ("", "")
         self._held = ""
         # The part that comes next: unknown, reasoning, the space after it, or answer.
-        self._part = "unknown"
+        self._part = "unknown" if form else "answer"
         # Whether some reasoning was given already, so that white space before more of it is its own.
         self._begun = False
 
@@ -83,20 +83,20 @@ class Reasoning:
     def _look(self) -> None:
         """Decides whether the text begins with the mark, once that is clear."""
         text = self._held.lstrip()
-        if text.startswith(self._form.begin):
-            self._held, self._part = text.removeprefix(self._form.begin), "reasoning"
-        elif not self._form.begin.startswith(text):
+        if text.startswith(self._begin):
+            self._held, self._part = text.removeprefix(self._begin), "reasoning"
+        elif not self._begin.startswith(text):
             self._part = "answer"
 
     def _reasoning(self) -> str:
         """What is before the second mark; white space is held back, since the mark may follow it."""
-        before, marked, after = self._held.partition(self._form.end)
+        before, marked, after = self._held.partition(self._end)
         if not self._begun:
             before = before.lstrip()
         if marked:
             self._held, self._part = after, "space"
             return before.rstrip()
-        clear = before[: len(before) - overlap(before, self._form.end)].rstrip()
+        clear = before[: len(before) - overlap(before, [self._end])].rstrip()
         self._held, self._begun = before[len(clear) :], self._begun or bool(clear)
         return clear
 
