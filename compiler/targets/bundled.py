@@ -29,6 +29,15 @@ def bundle_modules(manifest: Manifest, weights: Mapping[str, Tensor], ranks: int
     return load_modules(weights, described_config(manifest.teacher.config), drafter, ranks)
 
 
+def with_own_tables(manifest: Manifest, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with rotary tables of the manifest's configuration in place of the file's, as long and of their type:
+    graphs that read wrong ones are then told apart."""
+    config = described_config(manifest.teacher.config)
+    tables = family_of(config).tables(config, len(weights["rope_cos"]))
+    own = {name: torch.from_numpy(table).to(weights[name].dtype) for name, table in tables.items()}
+    return {**weights, **own}
+
+
 def whole_npu_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     """The weights of the NPU's graphs by name, joined if they are split over ranks."""
     parts = [bundle_npu_weights(folder, graphs) for graphs in manifest.rank_sets("ge")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from draftwood.compiler.ranks.share import shared_config
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.linear import quantised
 from draftwood.compiler.teachers.registry import make_decoder
+from draftwood.errors import BundleError
 
 
 def make_modules(config: TeacherConfig, drafter: DraftModel | None, positions: int, ranks: int = 1) -> Modules:
@@ -43,14 +44,21 @@ def load_modules(
         modules = make_modules(config, drafter, tensors["rope_cos"].shape[0], ranks)
     for module in modules:
         if module is not None:
-            module.load_state_dict({name: _of_layer(tensors, name) for name in module.state_dict()}, assign=True)
+            of_module = {name: _of_layer(tensors, name, like.shape) for name, like in module.state_dict().items()}
+            module.load_state_dict(of_module, assign=True)
             module.requires_grad_(False)  # assigned parameters bring their own flag
     return modules
 
 
-def _of_layer(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """A weight; a bias in the type of its layer, which an NPU's file has wider."""
-    value, weight = tensors[name], tensors.get(f"{name.removesuffix('bias')}weight")
+def _of_layer(tensors: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:
+    """A weight; a bias in the type of its layer, which an NPU's file has wider. BundleError if the described network
+    has another one."""
+    value, weight = tensors.get(name), tensors.get(f"{name.removesuffix('bias')}weight")
+    if value is None or value.shape != shape:
+        kept = "none" if value is None else list(value.shape)
+        raise BundleError(
+            f"{name}: the network that the manifest describes has {list(shape)}, the weights {kept}; build it again"
+        )
     if not name.endswith(".bias") or weight is None or not weight.is_floating_point():
         return value
     return value.to(weight.dtype)

@@ -35,6 +35,7 @@ from draftwood.tools.comparison.compare import (
     Comparison,
     Pair,
     compare_chunk,
+    compare_far,
     compare_gear,
     worst,
 )
@@ -206,6 +207,8 @@ def _compare(
     for gear in bundle.manifest.gears:
         progress(f"{pair.name}, {gear.name}")
         comparisons += worst(c for prompt in prompts for c in compare_gear(pair, gear, prompt))
+        if not pair.engine.bitwise:  # its caches lie in blocks, and its rows have the bits of plain steps anyway
+            comparisons += worst(compare_far(pair, gear, prompts[0]))
         if isinstance(pair.engine, StaticEngine) and pair.engine.on_device.accepts:
             with in_parts(pair.engine):
                 comparisons += compare_acceptance(pair, gear, prompts[0])

@@ -167,6 +167,27 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
     yield from _compare_caches(pair, gear, text, states[0], followed)
 
 
+def compare_far(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
+    """A step of the gear's tree where its caches end, and a plain one after its commit: positions and slots that a
+    prompt of the comparison never comes to. The slots between hold the prompt's rows, over and over."""
+    plain = pair.reference.bundle.trees["plain"][1]
+    _, tree = pair.reference.bundle.trees.get(gear.tree, (None, plain))
+    length = gear.slots - 2 - tree.rows
+    states = [engine.begin(gear.slots) for engine in pair.in_turn]
+    for engine, state in zip(pair.in_turn, states, strict=True):
+        engine.prefill(state, prompt)
+        for buffer in state.kv.buffers:
+            for at in range(len(prompt), length, len(prompt)):
+                buffer[:, at : min(at + len(prompt), length)] = buffer[:, : min(len(prompt), length - at)]
+        state.kv.extended(length - len(prompt))
+    tokens_T = np.random.default_rng(0).integers(0, pair.reference.bundle.manifest.dims.vocabulary, tree.rows)
+    for rows_T, shape in ((tokens_T, tree), (tokens_T[:1], plain)):
+        got, want = (single.verify(e, s, rows_T, shape) for e, s in zip(pair.in_turn, states, strict=True))
+        yield from pair.rows(gear.name, gear.graph, got, want, f"after {states[0].length} tokens")
+        for state in states:
+            state.commit(step_path(shape, 0))
+
+
 def _again(pair: Pair, comparisons: Iterable[Comparison], text: Sequence[int]) -> Iterator[Comparison]:
     """The comparisons with a tolerance measured on this very text, read in plain order, if that is larger."""
     if pair.following or not pair.measured or not isinstance(pair.reference, ExchangedEager):

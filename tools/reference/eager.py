@@ -16,6 +16,7 @@ from draftwood.compiler.targets.bundled import (
     onnx_weights,
     required_set,
     whole_npu_weights,
+    with_own_tables,
 )
 from draftwood.compiler.targets.online import host
 from draftwood.manifest import GraphSignature
@@ -42,7 +43,7 @@ class EagerEngine(Held):
         # In fp32 the drafts of any size: they need no padding.
         super().__init__(bundle, [graph for graph in graphs.graphs if npu or not graph.slots], self._run_draft)
         weights = whole_npu_weights(bundle.folder, manifest) if npu else onnx_weights(bundle.folder, manifest)
-        self.decoder, self.drafter = bundle_modules(manifest, weights)
+        self.decoder, self.drafter = bundle_modules(manifest, with_own_tables(manifest, weights))
         self.dtype = weights["norm.weight"].dtype
         self.draft_steps = bundle_drafts(bundle.folder, manifest, graphs, (self.decoder, self.drafter))
 
