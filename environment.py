@@ -45,7 +45,7 @@ def cann_folder() -> Path | None:
     """The library folder that ``ASCEND_HOME_PATH`` (CANN's set_env.sh) points to, if there is one."""
     home = os.environ.get("ASCEND_HOME_PATH")
     folder = Path(home) / "lib64" if home else None
-    return folder if folder is not None and folder.is_dir() else None
+    return folder if folder is not None and _is_folder(folder) else None
 
 
 def cann_available() -> bool:
@@ -80,9 +80,9 @@ def npu_count() -> int:
 
 def cann_version() -> str | None:
     """The release of the CANN that ``ASCEND_HOME_PATH`` points to; None if no file states one."""
-    home = os.environ.get("ASCEND_HOME_PATH")
-    for pattern, stated in CANN_VERSIONS if home else ():
-        for path in sorted(Path(str(home)).glob(pattern)):
+    home = os.environ.get("ASCEND_HOME_PATH", "")
+    for pattern, stated in CANN_VERSIONS if home and _is_folder(Path(home)) else ():
+        for path in sorted(Path(home).glob(pattern)):
             try:
                 text = path.read_text(encoding="utf-8", errors="replace")
             except OSError:
@@ -107,6 +107,13 @@ def hide_torch_npu() -> None:
     if torch_npu_installed() and not cann_available():
         # The import system takes None for "no such module".
         sys.modules.setdefault("torch_npu", None)  # type: ignore[arg-type]
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _loads(library: str) -> bool:

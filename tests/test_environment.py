@@ -146,6 +146,12 @@ def test_a_repairs_number_is_no_other_release(tmp_path: Path, monkeypatch: pytes
     assert environment.cann_version() == "8.5.0"
 
 
+@pytest.mark.parametrize("home", ["", "nowhere", "/etc/passwd", "/a" * 3000])
+def test_a_home_that_is_none_is_no_cann(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", home)
+    assert environment.cann_folder() is None and environment.cann_version() is None
+
+
 def test_importing_draftwood_imports_nothing_heavy(python: Callable[..., str]) -> None:
     code = "import draftwood, sys; print({'numpy', 'torch', 'msgspec', 'onnxruntime'} & set(sys.modules))"
     assert python(code) == "set()\n"

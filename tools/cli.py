@@ -23,6 +23,7 @@ from fcntl import F_GETFL, fcntl
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, TextIO
 
+from draftwood.environment import AUTOLOAD
 from draftwood.errors import UserError
 from draftwood.version import __version__
 
@@ -100,6 +101,10 @@ def main(argv: Sequence[str] | None = None, program: Program = DRAFTWOOD) -> int
         return _refuse(str(error))
     except ModuleNotFoundError as error:
         return _refuse(_missing(command, error))
+    except RuntimeError as error:
+        if AUTOLOAD not in str(error):
+            raise
+        return _refuse(_unfit(error))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -218,6 +223,15 @@ def _missing(command: str, error: ModuleNotFoundError) -> str:
     if package not in EXTRAS:
         raise error  # not an optional package but a fault of ours
     return f"{command} needs {package}, which is not installed: {install(package)}"
+
+
+def _unfit(error: RuntimeError) -> str:
+    """Torch's error if it cannot load torch_npu, of one line."""
+    cause = str(error.__cause__ or error).strip().partition("\n")[0]
+    return (
+        f"torch_npu does not load with the CANN at hand ({cause}); install releases that fit each other (docs/npu.md),"
+        f" or, to do without the NPU, export {AUTOLOAD}=0"
+    )
 
 
 def _refuse(message: str) -> int:

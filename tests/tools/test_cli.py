@@ -152,10 +152,27 @@ def test_a_missing_package_names_its_remedy(
     assert capsys.readouterr().err == f"draftwood: error: {expected}\n"
 
 
+def test_a_torch_npu_that_does_not_load_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As torch raises it while it is imported next to half a CANN, or one of another release."""
+    error = RuntimeError("Failed to load the backend extension: torch_npu. You can disable extension auto-loading with"
+                         " TORCH_DEVICE_BACKEND_AUTOLOAD=0.")  # fmt: skip
+    error.__cause__ = ImportError("libtorch_npu.so: undefined symbol: aclrtX\nmore")
+    assert command(monkeypatch, failing(error)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "undefined symbol: aclrtX)" in line and line.endswith("export TORCH_DEVICE_BACKEND_AUTOLOAD=0")
+
+
 @pytest.mark.parametrize(
     "error",
-    [InvariantError("a promise"), ModuleNotFoundError("No module", name="draftwood.nope"), KeyError("x")],
-    ids=["broken promise", "module of ours", "bug"],
+    [
+        InvariantError("a promise"),
+        ModuleNotFoundError("No module", name="draftwood.nope"),
+        KeyError("x"),
+        RuntimeError("x"),
+    ],
+    ids=["broken promise", "module of ours", "bug", "bug of a library"],
 )
 def test_our_own_faults_keep_their_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(type(error)):

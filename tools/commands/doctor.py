@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 from pathlib import Path
@@ -154,6 +155,8 @@ def _npu_steps(packages: dict[str, Any], ascend: dict[str, Any]) -> list[str]:
         steps.append(f"torch {torch} and torch_npu {torch_npu} do not fit: {install('torch_npu')}")
     if not ascend["cann"] and ascend["set_env"]:
         steps.append(f"CANN is installed but not on the library path: source {ascend['set_env']}")
+    elif not ascend["cann"] and os.environ.get("ASCEND_HOME_PATH"):
+        steps.append("no CANN loads from where ASCEND_HOME_PATH points: source the set_env.sh of one that is whole")
     elif not ascend["cann"] and ascend["npu_device_files"]:
         steps.append("the machine has an NPU but no CANN: https://www.hiascend.com/cann")
     if ascend["npus"]:
