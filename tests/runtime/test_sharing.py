@@ -111,6 +111,8 @@ def test_a_long_prompt_holds_a_text_up_by_one_launch_of_it(engine: Counting, oth
     first, last = long[0], long[-1]
     groups = -(-others // engine.max_batch)
     assert len({engine.launches[n][1][0] for n in long}) == 1, "one prompt"
+    # Nor do running texts hold it up: one launch of steps between two of the prompt.
+    assert [after - before for before, after in pairwise(long)] == [2] * 24
     for number in {one for kind, group in engine.launches[first:last] if kind == "step" for one in group}:
         own = [n for n in range(first, last) if number in engine.launches[n][1]]
         for before, after in pairwise(own):
