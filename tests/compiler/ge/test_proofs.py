@@ -52,6 +52,15 @@ def test_broken_graphs(lowered: Any, extra: Node, message: str) -> None:
         prove_in_place(changed(graph, extra=extra), signature)
 
 
+def test_a_cache_that_is_the_rows_of_its_write(lowered: Any) -> None:
+    graph, signature = lowered.graphs[NAME], lowered.signatures[NAME]
+    write = graph.nodes["ScatterNdUpdate_0"]
+    cache, indices, rows = write.inputs
+    swapped = replace(write, inputs=(rows, indices, cache))
+    with pytest.raises(LoweringError, match=r"key_cache\.0 must be read by one write alone; it is by ScatterNdUpdate "):
+        prove_in_place(changed(graph, write=swapped), signature)
+
+
 def test_a_cache_among_the_outputs(lowered: Any) -> None:
     graph, signature = lowered.graphs[NAME], lowered.signatures[NAME]
     output = replace(graph.output, inputs=(*graph.output.inputs, Edge("ScatterNdUpdate_0", 0)))
