@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.reasoning import ReasoningForm
 from draftwood.tools.serve import messages
 from draftwood.tools.serve.app import Service, Settings
 from draftwood.tools.serve.messages import Ask, Begun, Cancel, Encoded, Ended, EngineArguments, Piece, Ready, ToEngine
@@ -113,7 +114,8 @@ class Engine:
     """Takes messages apart as an engine does, and answers at once."""
 
     def __init__(self) -> None:
-        self.alive, self.ready, self.pid = True, Ready(context=100, calls=None), 0
+        self.alive, self.pid = True, 0
+        self.ready = Ready(context=100, calls=None, reasoning=ReasoningForm(begin="<think>", end="</think>"))
 
     def listen(self, receive: Callable[[Any], None], lost: Callable[[], None]) -> None:
         self._receive = receive

@@ -215,6 +215,7 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
+    "reasoning_effort": (),
     "include_reasoning": (True,),
     "reasoning_format": ("auto", "deepseek"),
     "stream_reasoning": (True,),

@@ -69,10 +69,11 @@ def test_biases_of_bf16_products_lie_in_float32() -> None:
     assert _wide_biases(plain) == {"a.bias": torch.float32}
     assert _wide_biases([entry("a.weight", torch.float16), entry("a.bias", torch.float16)]) == {}
     wide = {"a.weight": torch.ones(2, dtype=half), "a.bias": torch.ones(2)}
-    assert (
-        _of_layer(wide, "a.bias").dtype == half
-        and _of_layer({"free.bias": torch.ones(2)}, "free.bias").dtype.itemsize == 4
-    )
+    assert _of_layer(wide, "a.bias", (2,)).dtype == half
+    assert _of_layer({"free.bias": torch.ones(2)}, "free.bias", (2,)).dtype.itemsize == 4
+    for name, shape in (("a.bias", (3,)), ("b.bias", (2,))):
+        with pytest.raises(BundleError, match=f"{name}: the network that the manifest describes has"):
+            _of_layer(wide, name, shape)
 
 
 def test_missing_short_and_damaged_files(tmp_path: Path) -> None:

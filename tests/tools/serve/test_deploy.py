@@ -34,23 +34,23 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
 
 
 def test_the_printed_application_is_importable_and_as_asked(
-    tiny_bundle: Path, capsys: pytest.CaptureFixture[str]
+    npu_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ray.serve.schema import ServeDeploySchema
 
     asked = ("--replicas", "2:5", "--threads", 3, "--engine", "npu")
-    config = printed(capsys, tiny_bundle, *asked)
+    config = printed(capsys, npu_bundle, *asked)
     (one,) = ServeDeploySchema.model_validate(config).applications
     assert one.route_prefix is None
     module, _, name = one.import_path.partition(":")
     deployment = getattr(importlib.import_module(module), name)(one.args)._bound_deployment
-    assert deployment.max_ongoing_requests == 4
+    assert deployment.max_ongoing_requests == 8  # of a launch
     assert deployment.ray_actor_options == {"num_cpus": 3, "resources": {"NPU": 1}}
     scaling = deployment._deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 4)
-    assert printed(capsys, tiny_bundle, *asked) == config
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 8)
+    assert printed(capsys, npu_bundle, *asked) == config
     more = (4 if word == 3 else word for word in asked)
-    assert printed(capsys, tiny_bundle, *more)["applications"][0]["name"] != one.name
+    assert printed(capsys, npu_bundle, *more)["applications"][0]["name"] != one.name
 
 
 def test_a_fixed_number_of_replicas_on_processors(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

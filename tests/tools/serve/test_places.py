@@ -28,7 +28,7 @@ class Engine:
     """Answers at once; raises at a chosen call."""
 
     def __init__(self, served: ServedModel, raises: str = "") -> None:
-        self.alive, self.ready, self.pid = True, Ready(context=100, calls=None), 0
+        self.alive, self.ready, self.pid = True, Ready(context=100, calls=None, reasoning=None), 0
         self._served, self.raises = served, raises
 
     def listen(self, receive: Any, lost: Any) -> None:
@@ -84,7 +84,7 @@ PLACES = [
     (completions, "asks"),
     (completions, "finish_reason"),
     (completions, "_add"),
-    (completions, "_add_text"),
+    (completions.Completion, "_add_text"),
     (ServedModel, "submit"),
     (ServedModel, "_hand"),
     (ModelMetrics, "began"),
@@ -158,7 +158,7 @@ def test_a_field_is_known_or_refused_by_its_name(kind: Any) -> None:
         parse(msgspec.json.encode(least | {name: None}), kind)
     for name in PASS:
         parse(msgspec.json.encode(least | {name: "x"}), kind)
-    for name, said in (("temprature", r"; is temperature meant\? if"), ("reasoning_effort", "no such field; leave")):
+    for name, said in (("temprature", r"; is temperature meant\? if"), ("webhook", "no such field; leave")):
         with pytest.raises(RequestRefused, match=said):
             parse(msgspec.json.encode(least | {name: 0}), kind)
 
