@@ -27,15 +27,6 @@ class ReasoningForm(Struct, kw_only=True):
     end: str
     special: list[str] = []
 
-    def begins_in(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-        """Whether a prompt's token ids end with the first mark, and nothing but white space after it."""
-        begin, end = tokenizer.token_id(self.begin), tokenizer.token_id(self.end)
-        last = list(prompt[-1 - _SPACE_TOKENS :])
-        if begin not in last:
-            return False
-        after = last[len(last) - last[::-1].index(begin) :]
-        return end not in after and not tokenizer.decode(after).strip()
-
 
 def form_of(tokenizer: Tokenizer | None) -> ReasoningForm | None:
     """The form of a vocabulary; None if it has no such marks."""
@@ -44,6 +35,18 @@ def form_of(tokenizer: Tokenizer | None) -> ReasoningForm | None:
             special = [mark for mark in (begin, end) if tokenizer.special_id(mark) is not None]
             return ReasoningForm(begin=begin, end=end, special=special)
     return None
+
+
+def begins_in(prompt: Sequence[int], form: ReasoningForm | None, tokenizer: Tokenizer | None) -> bool:
+    """Whether a prompt's token ids end with a form's first mark, and nothing but white space after it."""
+    if form is None or tokenizer is None:
+        return False
+    begin, end = tokenizer.token_id(form.begin), tokenizer.token_id(form.end)
+    last = list(prompt[-1 - _SPACE_TOKENS :])
+    if begin not in last:
+        return False
+    after = last[len(last) - last[::-1].index(begin) :]
+    return end not in after and not tokenizer.decode(after).strip()
 
 
 class Reasoning:
@@ -62,8 +65,9 @@ class Reasoning:
         self._begun = False
 
     def begin(self) -> None:
-        """The prompt has ended with the first mark."""
-        self._part = "reasoning"
+        """The prompt has ended with the first mark; without a form that says nothing."""
+        if self._begin:
+            self._part = "reasoning"
 
     def push(self, text: str) -> tuple[str, str]:
         """The reasoning and the answer that have become clear."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
 from draftwood.manifest import read_manifest
-from draftwood.runtime.reasoning import Reasoning, form_of
+from draftwood.runtime.reasoning import Reasoning, begins_in, form_of
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_opening_arguments,
@@ -102,7 +101,9 @@ class Dialogue:
         printed = Printed()
         try:  # an interrupt also stops the rendering of the chat
             decoding = self._model.stream(messages, **asked)
-            reader = self._reader(decoding.prompt)
+            reader = Reasoning(self._form)
+            if begins_in(decoding.prompt, self._form, self._model.bundle.tokenizer):
+                reader.begin()
             for piece in decoding:
                 printed.add(*reader.push(piece))
             printed.add(*reader.finish())
@@ -112,12 +113,6 @@ class Dialogue:
         _tell(decoding)
         reasoning = {"reasoning_content": printed.reasoning} if printed.reasoning else {}
         return {"role": "assistant", "content": printed.answer, **reasoning}
-
-    def _reader(self, prompt: Sequence[int]) -> Reasoning:
-        reader, tokenizer = Reasoning(self._form), self._model.bundle.tokenizer
-        if self._form is not None and tokenizer is not None and self._form.begins_in(tokenizer, prompt):
-            reader.begin()
-        return reader
 
 
 class Printed:

@@ -104,7 +104,7 @@ class Completion:
             ask.session = session
         self._choices = body.n or 1
         self.texts = [RunningChoice() for _ in self._asks]
-        self._reasoning = [Reasoning(reasoning) for _ in self._asks] if reasoning else []
+        self._reasoning = [Reasoning(reasoning) for _ in self._asks]
         # The reader of tool calls in a text, if there are tools.
         self._calls: list[Calls] = []
         if isinstance(body, ChatBody) and form is not None and offered:
@@ -144,7 +144,7 @@ class Completion:
                 came.setdefault(index, News(index)).begun = True
                 text.prompt_tokens, text.cached_tokens = letter.prompt_tokens, letter.cached_tokens
                 # An answer of some form begins with it, whatever the prompt has begun.
-                if letter.reasoning and self._reasoning and self._asks[index].options.get("grammar") is None:
+                if letter.reasoning and self._asks[index].options.get("grammar") is None:
                     self._reasoning[index].begin()
             case Piece():
                 part = came.setdefault(index, News(index))
@@ -168,10 +168,8 @@ class Completion:
 
     def _add_text(self, part: News, written: str, ended: bool = False) -> None:
         """A piece's text to what came and to the whole: reasoning, answer, and the calls in it."""
-        text, reasoning, answer = self.texts[part.index], "", written
-        if self._reasoning:
-            divided = self._reasoning[part.index]
-            reasoning, answer = divided.finish() if ended else divided.push(written)
+        text, divided = self.texts[part.index], self._reasoning[part.index]
+        reasoning, answer = divided.finish() if ended else divided.push(written)
         pieces: Sequence[str | WrittenCall] = [answer]
         if self._calls:
             calls = self._calls[part.index]

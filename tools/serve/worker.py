@@ -176,7 +176,8 @@ class Worker:
         next(texts)  # there is room
         if not decoding.finished:
             self._tell_caches()
-            begins = self._begins_reasoning(ask, decoding.prompt)
+            chat, tokenizer = isinstance(ask.prompt, dict), self._model.bundle.tokenizer
+            begins = chat and reasoning.begins_in(decoding.prompt, self._reasoning, tokenizer)
             self._send(Begun(ask.id, len(decoding.prompt), decoding.state.length, begins))
         for piece in self._pieces(ask, decoding, texts):
             self._send(piece)
@@ -193,12 +194,6 @@ class Worker:
         grammar = ask.options.get("grammar")
         in_process = None if grammar is None else self._held(ask.id, grammar, len(ids))
         return self._model.stream(ids, policy=ask.policy, held=in_process, **ask.options)
-
-    def _begins_reasoning(self, ask: Ask, prompt: Sequence[int]) -> bool:
-        tokenizer = self._model.bundle.tokenizer
-        if self._reasoning is None or tokenizer is None or not isinstance(ask.prompt, dict):
-            return False
-        return self._reasoning.begins_in(tokenizer, prompt)
 
     def _held(self, text: int, grammar: Grammar, position: int) -> ApartGrammar:
         """A grammar in its own process, which a text's end ends wherever that is."""

@@ -40,7 +40,7 @@ from draftwood.version import __version__
 _GLANCE = 128
 # Texts a batch when nothing is trained.
 _WIDE = 32
-# A stopped machine loses no more than this, however long a step takes, and no more than ``log_every`` steps.
+# Seconds of training after which the next logged step is saved, however few steps they were.
 _UNSAVED_S = 600
 
 

@@ -149,12 +149,17 @@ def two_texts(tiny_bundle: Path) -> int:
 @pytest.fixture(scope="session")
 def tools_bundle(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One whose chat template takes tools. Read only."""
-    from draftwood.trees.spec import read_specs
-
     folder = tmp_path_factory.mktemp("tools")
     shutil.copytree(tiny_teacher, folder / "teacher")
+    return bundle_of_template(folder, TEMPLATE)
+
+
+def bundle_of_template(folder: Path, template: str) -> Path:
+    """A bundle, in ``folder``, of the teacher that lies there, with another chat template."""
+    from draftwood.trees.spec import read_specs
+
     path = folder / "teacher" / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": TEMPLATE}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
     trees = read_specs("lookup:full:2x1").trees
     request = draftwood.BuildRequest(model=folder / "teacher", drafter=None, trees=trees, slots=(512,), prefill_rows=())
     draftwood.build(request, folder / "bundle")

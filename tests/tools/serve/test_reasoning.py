@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import draftwood
 from draftwood.runtime.reasoning import Reasoning, ReasoningForm
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.trees.spec import read_specs
 
-from .conftest import MESSAGES, TEMPLATE, TOOLS
+from .conftest import MESSAGES, TEMPLATE, TOOLS, bundle_of_template
 
 MARKS = ("[unused16]", "[unused17]")
 THINK = ReasoningForm(begin="<think>", end="</think>")
@@ -77,13 +75,8 @@ def bundle(request: pytest.FixtureRequest, tiny_teacher: Path, tmp_path_factory:
     for token in file["added_tokens"]:
         token["special"] = token["special"] and (request.param or token["content"] not in MARKS)
     path.write_text(json.dumps(file))
-    path = folder / "teacher" / "tokenizer_config.json"
     template = TEMPLATE + "{% if thinks %}[unused16]\n{% endif %}{% if never %}[unused16]\n[unused17]{% endif %}"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
-    trees = read_specs("lookup:full:2x1").trees
-    asked = draftwood.BuildRequest(model=folder / "teacher", drafter=None, trees=trees, slots=(512,), prefill_rows=())
-    draftwood.build(asked, folder / "bundle")
-    return folder / "bundle"
+    return bundle_of_template(folder, template)
 
 
 @pytest.fixture(scope="module")
