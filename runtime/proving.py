@@ -6,6 +6,7 @@ arithmetic is a signal, not an exception. A program that opens a bundle must sur
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from draftwood.runtime.proof import prove
 _REFUSED = 3
 _CHILD = "import sys; from draftwood.runtime.proving import main; sys.exit(main(*sys.argv[1:]))"
 
+log = logging.getLogger("draftwood.opening")
+
 
 def proved_engine(bundle: Bundle, opening: Opening) -> Engine:
     """The engine that an opening names, after the quick proof if this machine has not seen it pass with these files.
@@ -36,6 +39,7 @@ def proved_engine(bundle: Bundle, opening: Opening) -> Engine:
     kind = engine_kind(opening.engine or default_engine(bundle))
     if bundle.files.proved(f"decoding {kind.name}"):
         return open_engine(bundle, opening)
+    log.info("%s: first opening here, so every gear is compared with plain decoding once", bundle.folder)
     apart = kind.quick and _prove_apart(bundle, opening)  # a device is not opened twice
     engine = open_engine(bundle, opening)
     if not apart:

@@ -100,16 +100,12 @@ def _parse(path: Path, number: int, line: str) -> list[Prompt]:
         row = json_of(line)
     except ValueError as error:
         raise RequestError(f"{path}, line {number}: {error}; got {line[:60]!r}") from error
-    try:
-        texts = [turn["content"] if isinstance(turn, dict) else turn for turn in row.get("turns") or [_message(row)]]
-    except (KeyError, TypeError, AttributeError):
-        texts = []
-    if not texts or not all(isinstance(text, str) and text for text in texts):
+    if not (texts := user_turns(row)):
         raise RequestError(
             f'{path}, line {number}: expected {{"prompt": "..."}} or {{"turns": ["...", ...]}}, or a question;'
             f" got {line[:60]!r}"
         )
-    name = str(_first(row, "id", "question_id", "task_id", default=number))
+    name = prompt_id(row, number)
     conversation = str(row.get("conversation", name))
     source = str(_first(row, "source", "family", "category", default=_form(row)))
     if len(texts) == 1:
@@ -118,6 +114,20 @@ def _parse(path: Path, number: int, line: str) -> list[Prompt]:
         Prompt(id=f"{name}/{turn}", text=text, conversation=conversation, source=source)
         for turn, text in enumerate(texts, 1)
     ]
+
+
+def user_turns(row: Any) -> list[str]:
+    """The user messages of a prompt file's line, none of them empty; none if it is no such line."""
+    try:
+        texts = [turn["content"] if isinstance(turn, dict) else turn for turn in row.get("turns") or [_message(row)]]
+    except (KeyError, TypeError, AttributeError):
+        return []
+    return texts if all(isinstance(text, str) and text for text in texts) else []
+
+
+def prompt_id(row: dict[str, Any], number: int) -> str:
+    """What a line calls itself; its number if it has no name."""
+    return str(_first(row, "id", "question_id", "task_id", default=number))
 
 
 def _reference(row: dict[str, Any]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests.bpe import save_tokenizer, train_tokenizer
 from draftwood.tools import cli
 from draftwood.tools.measure.calibrate import path_of
+from draftwood.tools.prompts import user_turns
 from draftwood.tools.tokenizers import tokenizer_of
 from draftwood.tools.training.distill import TEMPERATURES, WritingProgress, distill
 from draftwood.tools.training.generate import batch_draws, engine_draws, generate
@@ -118,6 +119,15 @@ def test_data_is_weighed(tmp_path: Path) -> None:
 def test_marks_and_empty_lines_of_editors_are_read_over(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"id": "a", "text": "x"}\r\n\r\n{"id": "b", "text": "y"}\r\n \n')
     assert [row["id"] for row in read_data([str(tmp_path)])] == ["a", "b"]
+
+
+def test_a_prompt_files_lines_are_rows_of_their_first_message(tmp_path: Path) -> None:
+    lines = [{"prompt": "p"}, {"question_id": 81, "turns": ["q", "later"]}, {"question": "r", "answer": "#### 5"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    rows = read_data([str(tmp_path)])
+    assert [row["id"] for row in rows] == ["1", "81", "3"]
+    assert [row["messages"] for row in rows] == [[{"role": "user", "content": text}] for text in "pqr"]
+    assert [user_turns(line)[0] for line in lines] == list("pqr")
 
 
 _ZIPPED = gzip.compress(bytes(range(256)) * 20, mtime=0)

@@ -68,6 +68,17 @@ def opening_of(args: argparse.Namespace, **options: Any) -> Opening:
     return USUAL.but(**named | options)
 
 
+def show_openings() -> None:
+    """Lines that the runtime logs while it opens a bundle, on standard error: the first opening takes a while."""
+    import logging
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("draftwood: %(message)s"))
+    log = logging.getLogger("draftwood.opening")
+    log.handlers[:], log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+
+
 def add_policy_argument(parser: argparse.ArgumentParser) -> None:
     """The flag that chooses the gear of each step; ``policies_of`` reads it back, and ``stream`` takes it as it is."""
     parser.add_argument(

@@ -15,6 +15,7 @@ from draftwood.tools.commands.arguments import (
     add_opening_arguments,
     decoding_options,
     opening_of,
+    show_openings,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools import demo
 
     share_threads()
+    show_openings()
     folder = demo.bundle(args.bundle)
     if not read_manifest(folder).tokenizer:  # said before its graphs are opened
         raise RequestError(f"{folder}: has no tokenizer; draftwood run continues token ids")

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", nargs="+", default=[], metavar="PATH[:TIMES]",
         help="where the prompts come from: .jsonl or .jsonl.gz files of rows with an id and a text or a list of"
-        " messages, or folders of such files; TIMES reads the rows so many times",
+        " messages, prompt files, or folders of such files; TIMES reads the rows so many times",
     )  # fmt: skip
     parser.add_argument(
         "--own-prompts", type=int, metavar="N",

@@ -16,6 +16,7 @@ from draftwood.tools.commands.arguments import (
     decoding_options,
     given_prompt,
     opening_of,
+    show_openings,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def main(args: argparse.Namespace) -> int:
         form_of(args.trace)  # a suffix that cannot be written is refused before the work
     trace = Trace() if args.trace else None
     share_threads()
+    show_openings()
     with draftwood.open(args.bundle, opening_of(args)) as model:
         if model.refused:
             print(f"draftwood: {model.refused}; decoding with {model.engine_name}", file=sys.stderr)

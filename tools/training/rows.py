@@ -1,7 +1,8 @@
 """Reads the rows that a teacher learns from and gets its prompts from.
 
 A row is one JSON object a line, plain or gzip: ``{"id", "messages": [{"role", "content"}, ...]}`` or
-``{"id", "text"}``. A tenth of the rows, chosen by a hash of the id, is held out for validation.
+``{"id", "text"}``. A line of a prompt file (`draftwood.tools.prompts`) is a row of its first user message. A tenth of
+the rows, chosen by a hash of the id, is held out for validation.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from draftwood.errors import RequestError
+from draftwood.tools.prompts import prompt_id, user_turns
 
 
 class WrittenMessage(TypedDict):
@@ -56,21 +58,30 @@ def read_rows(path: Path) -> Iterator[Row]:
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8-sig") as lines:
-            yield from (_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
+            yield from (_row(line, number, path) for number, line in enumerate(lines, 1) if line.strip())
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise RequestError(f"{path}: cannot be read ({error}); expected lines of JSON in UTF-8") from None
 
 
-def _row(line: str, where: str) -> Row:
+def _row(line: str, number: int, path: Path) -> Row:
     try:
         row: Row = json.loads(line)
+        if not {"messages", "text"} & row.keys():
+            row = _of_prompt(row, number)
         row["id"].encode()
         # What a message holds is the chat template's to judge.
         chat = row.get("messages")
         assert isinstance(row.get("text"), str) or (chat and all(isinstance(message["role"], str) for message in chat))
-    except (ValueError, KeyError, AssertionError, TypeError, AttributeError, RecursionError):
-        raise RequestError(f'{where}: expected {{"id", "messages"}} or {{"id", "text"}}, got {line[:60]!r}') from None
+    except (ValueError, LookupError, AssertionError, TypeError, AttributeError, RecursionError):
+        raise RequestError(
+            f'{path}, line {number}: expected {{"id", "messages"}}, {{"id", "text"}} or {{"prompt"}}, got {line[:60]!r}'
+        ) from None
     return row
+
+
+def _of_prompt(row: Any, number: int) -> Row:
+    """A later turn is none: it follows an answer, which a prompt file lacks."""
+    return {"id": prompt_id(row, number), "messages": [{"role": "user", "content": user_turns(row)[0]}]}
 
 
 def held_out(row: Row) -> bool:
