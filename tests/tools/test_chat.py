@@ -136,6 +136,17 @@ def test_an_interrupt_stops_an_answer_and_nothing_else(tiny_bundle: Path) -> Non
         terminal.close()
 
 
+def test_an_answer_is_as_long_as_the_context_has_room(tiny_bundle: Path) -> None:
+    command = [sys.executable, "-P", "-m", "draftwood.tools.cli", "chat", str(tiny_bundle), "--temperature", "0"]
+    ended = subprocess.run(command, input="the cat\n", capture_output=True, text=True, check=True)
+    with draftwood.open(tiny_bundle, threads=1) as model:
+        messages = [{"role": "user", "content": "the cat"}]
+        result = model.generate(messages, max_new_tokens=model.manifest.dims.context, policy="plain")
+    assert result.finish_reason == "context" and len(result.token_ids) > 128
+    assert ended.stdout.strip() == (result.text or "").strip()
+    assert f"{len(result.token_ids)} tokens in" in ended.stderr and "the context is full" in ended.stderr
+
+
 @pytest.mark.parametrize("after", [0.0, 0.002, 0.01, 0.03])
 def test_an_interrupt_at_any_moment_leaves_the_conversation(terminal: Terminal, after: float) -> None:
     terminal.until("> ")

@@ -31,7 +31,10 @@ HELP = "/new begins anew, /plain switches drafts off and on, /quit or Ctrl-D end
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", help="a folder, or demo")
-    add_decoding_arguments(parser, "max-new-tokens", "temperature")
+    add_decoding_arguments(parser, "temperature")
+    parser.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="of an answer (default: as many as the context has room for)"
+    )
     add_opening_arguments(parser)
 
 
@@ -43,12 +46,15 @@ def main(args: argparse.Namespace) -> int:
     share_threads()
     show_openings()
     folder = demo.bundle(args.bundle)
-    if not read_manifest(folder).tokenizer:  # said before its graphs are opened
+    manifest = read_manifest(folder)
+    if not manifest.tokenizer:  # said before its graphs are opened
         raise RequestError(f"{folder}: has no tokenizer; draftwood run continues token ids")
     with draftwood.open(folder, opening_of(args)) as model:
         tokenizer = model.bundle.tokenizer
         if tokenizer is None or not tokenizer.has_chat:
             raise RequestError(f"{folder}: has no chat template; draftwood run continues a text")
+        if args.max_new_tokens is None:
+            args.max_new_tokens = manifest.dims.context
         Dialogue(model, decoding_options(args)).run()
     return 0
 
