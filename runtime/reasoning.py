@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from draftwood.runtime.stream import overlap
+from draftwood.runtime.text.grammar import Thought
 from draftwood.runtime.text.tokenizer import Tokenizer
 
 _MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("[unused16]", "[unused17]"))
@@ -47,6 +48,15 @@ def begins_in(prompt: Sequence[int], form: ReasoningForm | None, tokenizer: Toke
         return False
     after = last[len(last) - last[::-1].index(begin) :]
     return end not in after and not tokenizer.decode(after).strip()
+
+
+def thought_after(prompt: Sequence[int], form: ReasoningForm | None, tokenizer: Tokenizer | None) -> Thought | None:
+    """The reasoning that may come after a prompt and before a text that is held to a grammar; None without a form."""
+    if form is None or tokenizer is None:
+        return None
+    begin, end = tokenizer.token_id(form.begin), tokenizer.token_id(form.end)
+    assert end is not None
+    return Thought(None if begins_in(prompt, form, tokenizer) else begin, end, form.end)
 
 
 class Reasoning:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation import keeper
-from draftwood.runtime.text.grammar import Grammar
+from draftwood.runtime.text.grammar import Grammar, Thought
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.trees import TreeBuffers
 
@@ -128,8 +128,8 @@ class ApartGrammar:
         life.settimeout(_TOLD_SECONDS)
         weakref.finalize(self, _close, talk, life)
 
-    def compile(self, grammar: Grammar, position: int) -> None:
-        """``position``: of the first token that is held to it.
+    def compile(self, grammar: Grammar, position: int, thought: Thought | None = None) -> None:
+        """Reads the grammar of the tokens from a position on, or of those after a thought that begins there.
 
         Raises:
             RequestError: it is no grammar, or takes too much.
@@ -138,7 +138,7 @@ class ApartGrammar:
             text = grammar if isinstance(grammar, str) else json.dumps(grammar, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"grammar: the schema is not JSON: {error}") from None
-        self.ask("compile", text, not isinstance(grammar, str), position)
+        self.ask("compile", text, not isinstance(grammar, str), position, thought)
 
     def close(self) -> None:
         _close(self._talk, self._life)

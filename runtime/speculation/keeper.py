@@ -30,7 +30,7 @@ import numpy as np
 
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.guide import Guide
-from draftwood.runtime.text.grammar import Grammars, TextGrammar
+from draftwood.runtime.text.grammar import Grammars, TextGrammar, Thought
 from draftwood.runtime.text.rendering import limit
 
 # Besides the tokenizer's memory, which all processes share.
@@ -71,9 +71,10 @@ class _Answers:
         self._grammar: TextGrammar | None = None
         self._guide: Guide | None = None
 
-    def compile(self, text: str, is_schema: bool, position: int) -> None:
-        """``position``: of the first token that is held to it."""
-        self._grammar = self._grammars.begin(json.loads(text) if is_schema else text)
+    def compile(self, text: str, is_schema: bool, position: int, thought: list[Any] | None) -> None:
+        """See `draftwood.runtime.speculation.apart.ApartGrammar.compile`."""
+        before = None if thought is None else Thought(*thought)
+        self._grammar = self._grammars.begin(json.loads(text) if is_schema else text, before)
         self._guide = Guide(self._grammar.copied(), position)
 
     def allows(self, path: list[tuple[int, int]], position: int, token: int) -> bool:

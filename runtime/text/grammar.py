@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,28 @@ _NO_TOKEN = "grammar: no token of this bundle can go on with the text"
 # White space between the parts of JSON, unless a schema says it (in ``x-guidance``): a line and its indentation, no
 # more. A weak model may find no end.
 _SPACE = r"\n?[ \t]{0,20}"
+# White space between a thought and the text.
+_AFTER_THOUGHT = r"\s{0,4}"
+
+
+class Thought(NamedTuple):
+    """Reasoning that may come before a text that is held to a grammar, and is not held itself.
+
+    ``begin`` is the token of its first mark. If it is None, the prompt ended with that mark, and the reasoning has to
+    end before the text. ``end`` is the token of the second mark, spelled ``mark``.
+    """
+
+    begin: int | None
+    end: int
+    mark: str
+
+    def before(self, grammar: Mapping[str, Any]) -> str:
+        """llguidance's grammar of the reasoning and the text after it."""
+        spelled = "".join(f"\\u{{{ord(letter):x}}}" for letter in self.mark)  # a grammar gives none of it a meaning
+        rest = f"REASONING <[{self.end}]> /{_AFTER_THOUGHT}/"
+        start = f"{rest} @text" if self.begin is None else f"(<[{self.begin}]> {rest})? @text"
+        lark = f"start: {start}\nREASONING: /(?s:.*)/ & ~/(?s:.*{spelled}.*)/"
+        return json.dumps({"grammars": [{"lark_grammar": lark}, {"name": "text", **grammar}]})
 
 
 class Grammars:
@@ -56,8 +78,8 @@ class Grammars:
             raise RequestError(f"grammar: this bundle's tokenizer cannot be used: {error}") from error
         self._compiled = lru_cache(_KEPT)(self._compile)
 
-    def begin(self, grammar: Grammar) -> TextGrammar:
-        """The grammar at the beginning of a text.
+    def begin(self, grammar: Grammar, thought: Thought | None = None) -> TextGrammar:
+        """The grammar at the beginning of a text, or of a thought before it.
 
         Raises:
             RequestError: it is none, or too large.
@@ -70,22 +92,22 @@ class Grammars:
             raise RequestError(f"grammar: the schema is not JSON: {error}") from None
         if len(text) > _MOST_CHARACTERS:
             raise RequestError(f"grammar: {len(text)} characters; expected at most {_MOST_CHARACTERS}")
-        compiled = self._compiled(text, not isinstance(grammar, str))
+        compiled = self._compiled(text, not isinstance(grammar, str), thought)
         return TextGrammar(compiled.deep_copy(), self._vocabulary, self._ends)
 
-    def _compile(self, text: str, is_schema: bool) -> Any:
+    def _compile(self, text: str, is_schema: bool, thought: Thought | None) -> Any:
         library = self._library
         for schema in [json.loads(text)] if is_schema else schemas_of(text):
             check_schema(schema)
         try:
             if is_schema:
-                defaults = {} if "x-guidance" in json.loads(text) else {"whitespace_pattern": _SPACE}
-                compiled = library.LLMatcher.grammar_from_json_schema(text, defaults=defaults)
+                held = {"json_schema": {"x-guidance": {"whitespace_pattern": _SPACE}} | json.loads(text)}
             else:
-                compiled = library.grammar_from("grammar", text)
+                held = {"lark_grammar": library.grammar_from("grammar", text)}
         except ValueError as error:
             raise _refused(str(error)) from None
-        matcher = library.LLMatcher(self._tokenizer, compiled, log_level=0)
+        whole = json.dumps({"grammars": [held]}) if thought is None else thought.before(held)
+        matcher = library.LLMatcher(self._tokenizer, whole, log_level=0)
         _check(matcher)
         return matcher
 

@@ -85,6 +85,8 @@ def asks(
     special = [*form.special] if form is not None and tools else []
     special += reasoning.special if reasoning else []
     options |= {"grammar": grammar(body, form, tools), "special_tokens": special}
+    # A grammar that the client wrote is one of the whole text.
+    whole = body.grammar or (body.structured_outputs and body.structured_outputs.grammar)
     seed = random.getrandbits(63) if body.seed is None else body.seed
     return [
         Ask(
@@ -93,6 +95,7 @@ def asks(
             options={**options, "seed": (seed + number) % 2**64},
             policy=extra.policy,
             steps=extra.steps and bool(body.stream),
+            reasons=reasoning is not None and not whole,
         )
         for prompt in texts
         for number in range(body.n or 1)

@@ -143,8 +143,9 @@ class Completion:
             case Begun():
                 came.setdefault(index, News(index)).begun = True
                 text.prompt_tokens, text.cached_tokens = letter.prompt_tokens, letter.cached_tokens
-                # An answer of some form begins with it, whatever the prompt has begun.
-                if letter.reasoning and self._asks[index].options.get("grammar") is None:
+                # A grammar that holds the whole text begins at once, whatever the prompt has begun.
+                ask = self._asks[index]
+                if letter.reasoning and (ask.reasons or ask.options.get("grammar") is None):
                     self._reasoning[index].begin()
             case Piece():
                 part = came.setdefault(index, News(index))

@@ -35,6 +35,8 @@ class Ask(Struct, tag=True, kw_only=True):
     policy: str
     # Whether every step's tree is wanted.
     steps: bool
+    # Whether the model may reason before what the grammar of the options holds.
+    reasons: bool = False
     # Texts of one session find the kept parts of each other's prompts if they are decoded in one place; "" is none.
     session: str = ""
 

@@ -192,19 +192,20 @@ class Worker:
                 " the answer; shorten it"
             )
         grammar = ask.options.get("grammar")
-        in_process = None if grammar is None else self._held(ask.id, grammar, len(ids))
+        in_process = None if grammar is None else self._held(ask, grammar, ids)
         return self._model.stream(ids, policy=ask.policy, held=in_process, **ask.options)
 
-    def _held(self, text: int, grammar: Grammar, position: int) -> ApartGrammar:
+    def _held(self, ask: Ask, grammar: Grammar, prompt: Sequence[int]) -> ApartGrammar:
         """A grammar in its own process, which a text's end ends wherever that is."""
         if self._grammars is None:
             raise RequestError("grammar: this bundle has no tokenizer, which says what its tokens spell")
-        here = self._texts[text]
+        tokenizer, here = self._model.bundle.tokenizer, self._texts[ask.id]
+        thought = reasoning.thought_after(prompt, self._reasoning, tokenizer) if ask.reasons else None
         with self._compiling:
             here.grammar = compiled = self._grammars.begin()
             if here.cancelled:
                 compiled.close()
-            compiled.compile(grammar, position)
+            compiled.compile(grammar, len(prompt), thought)
         return compiled
 
     def _pieces(self, ask: Ask, decoding: Decoding, texts: Iterator[str]) -> Iterator[Piece]:

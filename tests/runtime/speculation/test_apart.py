@@ -148,7 +148,7 @@ import os, socket, time
 from draftwood.runtime.speculation import keeper
 
 class Slow:
-    def begin(self, grammar):
+    def begin(self, grammar, thought):
         return self
 
     def copied(self):
@@ -168,7 +168,7 @@ if process == 0:
     os._exit(0)
 theirs.close()
 source, answered = ours.makefile("rb"), 0
-ours.sendall(keeper.framed(("compile", "x", False, 0)))
+ours.sendall(keeper.framed(("compile", "x", False, 0, None)))
 assert keeper.read(source) == ["", None]
 for position in range(10):
     ours.sendall(keeper.framed(("allows", [], position, 5)))

@@ -16,7 +16,7 @@ from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.policy import PLAIN
 from draftwood.runtime.speculation.constraint import constrained_draw
 from draftwood.runtime.speculation.sampling import Sampling, draw
-from draftwood.runtime.text.grammar import TextGrammar
+from draftwood.runtime.text.grammar import TextGrammar, Thought
 
 pytest.importorskip("llguidance")
 
@@ -159,6 +159,36 @@ def test_what_is_no_grammar_is_refused_in_one_line(tiny_bundle: Path, grammar: A
         model.generate(PROMPT, grammar=grammar)
     assert str(found.value).startswith(said) and "\n" not in str(found.value)
     assert not str(found.value).endswith(":") and ("([" not in str(grammar) or "unclosed" in str(found.value))
+
+
+@pytest.mark.parametrize("grammar", [{"const": 7}, 'start: "7"', 'root ::= "7"'], ids=["schema", "lark", "gbnf"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_thought_is_free_until_its_mark_however_that_is_spelled(bundle: Bundle, grammar: Any, begun: bool) -> None:
+    tokenizer = bundle.tokenizer
+    assert tokenizer is not None
+    begin, end = (tokenizer.token_id(mark) for mark in ("<|system|>", "<|user|>"))
+    assert begin is not None and end is not None
+    held = bundle.grammars.begin(grammar, Thought(None if begun else begin, end, "cat"))
+    at = 0
+
+    def takes(*tokens: int) -> bool:
+        nonlocal at
+        for token in tokens:
+            if not held.allows(at, token):
+                return False
+            assert held.allowed(at)[token]
+            held.take(at, token)
+            at += 1
+        return True
+
+    (seven,) = tokenizer.encode("7")
+    letters = {letter: tokenizer.token_id(letter) for letter in "cat"}
+    spelled = [token for token in letters.values() if token is not None]
+    assert len(spelled) == 3 and held.forced(0) is None
+    assert held.allows(0, seven) and takes(*([] if begun else [begin]))
+    assert not takes(begin) and not takes(*spelled) and at == (0 if begun else 1) + 2
+    assert takes(seven, *tokenizer.encode(" 8"), end) and not takes(end) and not takes(spelled[0])
+    assert takes(seven) and held.allows(at, bundle.manifest.teacher.eos[0]) and not held.allows(at, seven)
 
 
 @pytest.mark.parametrize("engine", ["cpu", "eager"])

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from draftwood.runtime.reasoning import Reasoning, ReasoningForm
 from draftwood.runtime.text.tokenizer import Tokenizer
 
-from .conftest import MESSAGES, TEMPLATE, TOOLS, bundle_of_template
+from .conftest import MESSAGES, TEMPLATE, bundle_of_template
 
 MARKS = ("[unused16]", "[unused17]")
 THINK = ReasoningForm(begin="<think>", end="</think>")
@@ -33,6 +34,10 @@ TEXTS = [
     ("", False, "", ""),
     ("", True, "", ""),
 ]
+
+
+def is_seven(text: str, calls: list[Any]) -> bool:
+    return bool(text) and json.loads(text) == [7] and not calls
 
 
 def divided(pieces: list[str], begun: bool) -> tuple[str, str]:
@@ -137,9 +142,49 @@ def test_a_prompt_may_begin_the_reasoning(server: Any, bundle: Path) -> None:
     assert divided_ones
 
 
-def test_an_answer_of_a_form_begins_at_once(server: Any) -> None:
-    required = {"tools": TOOLS, "tool_choice": "required", "grammar": None, "max_tokens": 100}
+SEVEN = {"type": "function", "function": {"name": "seven", "parameters": {"properties": {"n": {"const": 7}}}}}
+SEVEN["function"]["parameters"] |= {"type": "object", "required": ["n"], "additionalProperties": False}
+FORMS: dict[str, tuple[dict[str, Any], Callable[[str, list[Any]], bool]]] = {
+    "schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": [7]}}}},
+        is_seven,
+    ),
+    "regex": ({"regex": "[78]{2}"}, lambda text, _: re.fullmatch("[78]{2}", text) is not None),
+    "choice": ({"structured_outputs": {"choice": ["no", "yes"]}}, lambda text, _: text in ("no", "yes")),
+    "call": ({"tools": [SEVEN], "tool_choice": "required"}, lambda text, calls: not text and len(calls) == 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "thinks"),
+    [
+        ("schema", ""),
+        ("schema", "thinks"),
+        ("schema", "never"),
+        ("regex", "thinks"),
+        ("choice", ""),
+        ("call", "thinks"),
+    ],
+)
+def test_an_answer_of_a_form_comes_after_the_reasoning(server: Any, bundle: Path, form: str, thinks: str) -> None:
+    """A model of random weights reasons for as long as biases say."""
+    asked, fits = FORMS[form]
+    tokenizer = Tokenizer.load(bundle / "tokenizer")
+    begin, end = (str(tokenizer.token_id(mark)) for mark in MARKS)
+    words = {str(token): 8 for token in tokenizer.encode("the cat sat")}
+    for first, reasons in ((7, True), (-100, thinks == "thinks")):
+        free = {"grammar": None, "logit_bias": {begin: first, end: 7.5} | words, "temperature": 1, "max_tokens": 200}
+        reasoned = []
+        for seed in range(2):
+            reasoning, *answer = answered(server, thinks, "", **asked, **free, seed=seed)
+            plain = answered(server, thinks, "", **asked, **free, seed=seed, draftwood={"policy": "plain"})
+            assert plain == (reasoning, *answer) and fits(answer[0] or "", answer[1])
+            reasoned.append(reasoning is not None)
+        assert any(reasoned) == reasons
+
+
+def test_a_grammar_is_one_of_the_whole_text(server: Any) -> None:
     for thinks in ("thinks", "never", ""):
-        reasoning, text, calls = answered(server, thinks, "", **required)
-        assert (reasoning, text, len(calls)) == (None, None, 1)
         assert answered(server, thinks, '"the mat"') == (None, "the mat", [])
+        structured = {"grammar": None, "structured_outputs": {"grammar": 'start: "the mat"'}}
+        assert answered(server, thinks, "", **structured) == (None, "the mat", [])
