@@ -47,8 +47,6 @@ def build(request: BuildRequest, out: str | Path, progress: Callable[[str], None
     Raises:
         UserError: the inputs do not fit; nothing is left over.
     """
-    from pathlib import Path
-
     from draftwood.compiler.bundle.build import build as write
     from draftwood.errors import BundleError, InvariantError
     from draftwood.runtime.bundle import Bundle
@@ -59,7 +57,7 @@ def build(request: BuildRequest, out: str | Path, progress: Callable[[str], None
         except BundleError as error:
             raise InvariantError(f"what was built cannot be opened: {error}") from error
 
-    return write(request, Path(out), progress or (lambda _: None), prove)
+    return write(request, _path("out", out), progress or (lambda _: None), prove)
 
 
 def plan(
@@ -81,10 +79,22 @@ def plan(
     Raises:
         TreeError: the statistics hold nothing to plan from.
     """
+    from draftwood.trees.calibration import Calibration as Counts
+    from draftwood.trees.latency import LatencyTable as Table
+    from draftwood.trees.occupancy import Occupancy as Shares
     from draftwood.trees.plan import make_plan
     from draftwood.trees.plan_file import Limits as Sizes
 
-    return make_plan(calibration, limits or Sizes(nodes=63), latency, sampled, occupancy)
+    limits = Sizes(nodes=63) if limits is None else limits
+    for name, value, kind in (("calibration", calibration, Counts), ("limits", limits, Sizes)):
+        _check(name, value, kind)
+    for name, value, kind in (
+        ("latency", latency, Table),
+        ("sampled", sampled, Counts),
+        ("occupancy", occupancy, Shares),
+    ):
+        _check(name, value, kind | None)
+    return make_plan(calibration, limits, latency, sampled, occupancy)
 
 
 def open(folder: str | Path, opening: Opening | None = None, **options: Any) -> OpenedBundle:
@@ -105,12 +115,28 @@ def open(folder: str | Path, opening: Opening | None = None, **options: Any) -> 
         BundleError: not a bundle, damaged, or of another version.
         RequestError: no such option, engine or device.
     """
-    from pathlib import Path
-
-    from draftwood.runtime.engines.opening import USUAL
+    from draftwood.runtime.engines.opening import USUAL, Opening
     from draftwood.runtime.opened import open_bundle
 
-    return open_bundle(Path(folder), (opening or USUAL).but(**options))
+    _check("opening", opening, Opening | None)
+    return open_bundle(_path("folder", folder), (opening or USUAL).but(**options))
+
+
+def _path(name: str, given: str | Path) -> Path:
+    """A path from a program; RequestError if it is none."""
+    from pathlib import Path
+
+    _check(name, given, str | Path)
+    return Path(given)
+
+
+def _check(name: str, value: object, kind: Any) -> None:
+    """Raises RequestError if an argument is of another kind: that would show only where it is used."""
+    from draftwood.errors import RequestError
+
+    if not isinstance(value, kind):
+        expected = kind.__name__ if isinstance(kind, type) else kind
+        raise RequestError(f"{name}: expected {expected}, got {type(value).__name__}")
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.caches import Wanted
 from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines.opening import typed
 from draftwood.runtime.policy import Asking, Policy
 from draftwood.runtime.sharing import Sharing, advance
 from draftwood.runtime.speculation.adjustment import Adjustment
@@ -119,7 +120,7 @@ class Options:
         """Options by the names that users know; RequestError if a name is another, or a value makes no sense."""
         if strange := options.keys() - Asked.__annotations__:
             raise RequestError(f"{min(strange)}: no such option; expected one of {', '.join(Asked.__annotations__)}")
-        rest: dict[str, Any] = {**options}
+        rest: dict[str, Any] = {**typed(options, Asked)}
         sampling = Sampling(**{field.name: rest.pop(field.name) for field in fields(Sampling) if field.name in rest})
         stop = rest.pop("stop", ())
         stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
+import numpy as np
 from msgspec.structs import replace
 
 from draftwood.errors import RequestError, UserError
@@ -117,6 +118,7 @@ class OpenedBundle:
             raise RequestError(f"{self.bundle.folder}: is closed; open it again")
         chosen = Options.of(**options)
         chosen = chosen if held is None else dataclasses.replace(chosen, grammar=held)
+        _check_kinds(policy, trace)
         if isinstance(policy, str):
             restricted = chosen.grammar is not None
             policy = self._policies_of(policy).new(chosen.sampling.greedy, chosen.max_new_tokens, restricted)
@@ -205,12 +207,21 @@ def _engine(bundle: Bundle, opening: Opening) -> tuple[Engine, str, str | None]:
         return proved_engine(bundle, replace(opening, engine=other)), other, refused
 
 
+def _check_kinds(policy: object, trace: object) -> None:
+    """Raises RequestError if one is no such thing: a text would find out at its first step."""
+    if not isinstance(policy, str | Policy):
+        raise RequestError(f"policy: expected adaptive, plain, a gear's name or a Policy, got {type(policy).__name__}")
+    if not isinstance(trace, Trace | None):
+        raise RequestError(f"trace: expected a Trace, got {type(trace).__name__}")
+
+
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:
     """Token ids of a prompt in any of its forms; RequestError if it is none, or the bundle has no tokenizer."""
+    prompt = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
     if not isinstance(prompt, str | Sequence | Mapping) or isinstance(prompt, bytes | bytearray | memoryview):
         raise RequestError(f"prompt: expected text, chat messages or token ids, got {type(prompt).__name__}")
     if not isinstance(prompt, str | Mapping) and all(
-        isinstance(part, int) and not isinstance(part, bool) for part in prompt
+        isinstance(part, int | np.integer) and not isinstance(part, bool) for part in prompt
     ):
         return [int(part) for part in prompt]  # type: ignore[arg-type]
     if bundle.tokenizer is None:

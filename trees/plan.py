@@ -114,6 +114,9 @@ def make_plan(
 
 
 def _check(calibration: Calibration, counted: Contexts, limits: Limits) -> None:
+    for name, value in msgspec.structs.asdict(limits).items():
+        if not isinstance(value, int | None):
+            raise TreeError(f"plan: {name}: expected a whole number, got {value!r:.100}")
     if limits.gears < 1:
         raise TreeError(f"plan: expected a limit of 1 or more gears, plain decoding counted, got {limits.gears}")
     if limits.nodes >= MAX_ROWS:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from msgspec.structs import replace
 
@@ -27,6 +29,8 @@ from draftwood.trees.spec import Budget, Lookup
 PREFILL_ROWS = (32, 128, 512)
 # A cache is a multiple of this many slots: fused kernels tile the KV axis in blocks of 128.
 SLOT_MULTIPLE = 128
+# Of a tree: it becomes part of file names.
+_NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]*")
 # Devices of one machine at most: beyond it links are another kind.
 MOST_RANKS = 16
 
@@ -83,6 +87,8 @@ def check_request(request: BuildRequest, out: Path) -> None:
     """Raises RequestError or TreeError if the request cannot be served by any checkpoint."""
     if os.path.lexists(out):
         raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
+    _check_kinds(request)
+    _check_names(request)
     _check_targets(request)
     _check_int8(request)
     _check_precision(request)
@@ -112,6 +118,47 @@ def check_request(request: BuildRequest, out: Path) -> None:
         tree = trees[gear.tree]
         if tree.rows + tree.depth + 1 >= gear.slots:
             raise TreeError(f"tree {gear.tree}: {tree.rows} rows do not fit KV length {gear.slots}; raise --kv")
+
+
+def _check_kinds(request: BuildRequest) -> None:
+    """Refuses, before anything is made of them, values that a program has given and that are of other types."""
+    if not isinstance(request, BuildRequest):
+        raise RequestError(f"request: expected a BuildRequest, got {type(request).__name__}")
+    for name, kind in get_type_hints(BuildRequest).items():
+        if not _fits(value := getattr(request, name), kind):
+            expected = getattr(kind, "__name__", kind) if isinstance(kind, type) else kind
+            raise RequestError(f"{name}: expected {expected}, got {value!r:.100}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of an annotation's type; values of a ``Literal`` have their own check."""
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return any(_fits(value, one) for one in kinds)
+    if origin is Literal:
+        return isinstance(value, str)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(_fits(item, tuple[kinds]) for item in value.items())
+    if origin is tuple:
+        kinds = kinds[:1] * len(value) if kinds[1:] == (...,) and isinstance(value, tuple) else kinds
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
+    return isinstance(value, kind) and (kind is not int or not isinstance(value, bool))
+
+
+def _check_names(request: BuildRequest) -> None:
+    """Refuses lengths and trees that cannot be told apart by what files and gears are named after."""
+    for field_name in ("slots", "prefill_rows"):
+        sizes = getattr(request, field_name)
+        if list(sizes) != sorted(set(sizes)):
+            raise RequestError(f"{field_name} {sizes}: expected ascending numbers, each once")
+    if not request.slots:
+        raise RequestError("slots: none; expected at least one KV length")
+    names = [name for name, _ in request.trees]
+    for name in names:
+        if not _NAME.fullmatch(name) or names.count(name) > 1:
+            raise TreeError(f"tree {name!r}: expected a name that can stand in a file's name, and each once")
+    if ("plain", Topology.plain()) not in request.trees:
+        raise TreeError(f"trees {', '.join(names)}: expected the tree of one row, named plain, among them")
 
 
 def _check_corpus(request: BuildRequest) -> None:

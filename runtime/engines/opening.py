@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from draftwood.errors import RequestError
 from draftwood.threads import MOST_THREADS
+
+_Kind = TypeVar("_Kind")
 
 
 class Opening(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,11 +41,21 @@ class Opening(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
         if unknown := options.keys() - set(self.__struct_fields__):
             known = ", ".join(self.__struct_fields__)
             raise RequestError(f"{min(unknown)}: no such option of opening; expected one of {known}")
-        try:
-            return msgspec.convert(msgspec.structs.asdict(self) | options, Opening)
-        except msgspec.ValidationError as error:
-            problem, _, where = str(error).partition(" - at ")
-            raise RequestError(f"{where.strip('`').removeprefix('$.')}: {problem}") from None
+        return typed(msgspec.structs.asdict(self) | options, Opening)
+
+
+def typed(options: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
+    """The options as a struct or a typed dictionary, numpy's numbers as Python's.
+
+    Raises:
+        RequestError: names the first whose value is of another type.
+    """
+    own = {name: x.tolist() if isinstance(x, np.generic | np.ndarray) else x for name, x in options.items()}
+    try:
+        return msgspec.convert(own, kind)
+    except Exception as error:  # what an odd object raises, too
+        problem, _, where = str(error).partition(" - at ")
+        raise RequestError(f"{where.rpartition('$.')[2].rstrip('`') or 'options'}: {problem}") from None
 
 
 # Nothing said.

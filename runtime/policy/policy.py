@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
@@ -17,6 +17,7 @@ class Expected(NamedTuple):
     us: float
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Chooses the gear of each step of one text. Its state is that text's alone.
 

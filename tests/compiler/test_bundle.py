@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import Field, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
+import draftwood
 from draftwood.compiler.bundle import build as writer
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
@@ -183,6 +184,26 @@ def test_a_folder_that_appears_meanwhile_is_not_overwritten(
     assert list(contents(tmp_path / "out")) == ["theirs"]
 
 
+ODD = (None, 5, -1, 1.5, "onnx", "\ud800", b"x", [128], (1.5,), ("a", 1), {"a": 1}, {1: 2}, object(), int)
+# Values of ODD that are right.
+RIGHT = {"drafter": (None,), "corpus": (None,), "plan": (None,), "ranks": (5, -1), "texts": (5, -1)}
+RIGHT |= dict.fromkeys(("weights", "precision"), ("onnx", "\ud800"))
+
+
+@pytest.mark.parametrize("field", fields(BuildRequest), ids=lambda field: field.name)
+def test_a_value_of_another_type_is_refused_in_one_line(built: Any, tmp_path: Path, field: Field) -> None:
+    for value in ODD:
+        with pytest.raises(UserError) as caught:
+            draftwood.build(replace(built.request, **{field.name: value}), tmp_path / "out", nothing_is_made)
+        wrong = str(caught.value).startswith(f"{field.name}: expected ")
+        assert wrong != any(value is right for right in RIGHT.get(field.name, ())), caught.value
+    assert list(tmp_path.iterdir()) == []
+
+
+def nothing_is_made(stage: str) -> None:
+    raise CheckpointError(stage)
+
+
 DEEP = ("deep", Topology.chain(4))
 REFUSED = [
     pytest.param({"slots": (100,)}, RequestError, "--kv 100: .*multiple of 128", id="not a multiple"),
@@ -196,6 +217,13 @@ REFUSED = [
     pytest.param(
         {"trees": (PLAIN, ("wide", Topology.full((5, 5, 5))))}, TreeError, "156 rows do not fit KV", id="too many rows"
     ),
+    pytest.param({"slots": ()}, RequestError, "slots: none", id="no KV length"),
+    pytest.param({"slots": (256, 128)}, RequestError, "slots .*ascending", id="lengths out of order"),
+    pytest.param({"prefill_rows": (8, 8)}, RequestError, "prefill_rows .*each once", id="rows twice"),
+    pytest.param({"trees": ()}, TreeError, "named plain", id="no trees"),
+    pytest.param({"trees": (("plain", Topology.chain(2)),)}, TreeError, "one row, named plain", id="plain is none"),
+    pytest.param({"trees": (PLAIN, ("../x", Topology.chain(2)))}, TreeError, "'../x': expected a name", id="path"),
+    pytest.param({"trees": (PLAIN, ("plain", Topology.chain(2)))}, TreeError, "each once", id="name twice"),
     pytest.param({"trees": (PLAIN, ("rare", Topology.from_paths([(101,)])))}, TreeError, "rank 101 is past", id="rank"),
 ]
 

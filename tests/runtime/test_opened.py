@@ -15,7 +15,7 @@ import draftwood
 from draftwood.errors import NumericError, RequestError
 from draftwood.runtime import opened
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Asked, Decoding, Options
 from draftwood.runtime.engines import registry
 from draftwood.runtime.engines.choice import open_engine
 from draftwood.runtime.engines.cpu import CpuEngine
@@ -25,6 +25,7 @@ from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.trees.calibration import Calibration
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,46 @@ def test_the_times_are_those_that_were_tuned_with_as_many_threads(
 def test_what_is_no_prompt_is_refused(model: OpenedBundle, prompt: Any) -> None:
     with pytest.raises(RequestError, match=r"prompt|chat"):
         model.generate(prompt)
+
+
+def test_numpys_numbers_are_numbers(model: OpenedBundle) -> None:
+    own = model.generate([5, 6], max_new_tokens=3, stop_token_ids=[7], temperature=0.5)
+    asked = {"max_new_tokens": np.int64(3), "stop_token_ids": np.array([7]), "temperature": np.float32(0.5)}
+    for prompt in (np.array([5, 6]), [np.int64(5), np.int64(6)]):
+        assert model.generate(prompt, **asked).token_ids == own.token_ids
+
+
+# A program's mistakes: what Python would iterate, compare or take for true.
+ODD = (None, True, 5, -1, 1.5, "false", "hello", b"x", ["a", 1], [1.5], [None], {"a": 1}, {1.5: 1.0}, {1, 2}, object(),
+       range(3), np.array(3.5), np.array(["a"]), "\ud800", int)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", Asked.__annotations__)
+def test_an_option_is_of_its_type_or_refused_in_one_line(name: str) -> None:
+    for value in ODD:
+        try:
+            options = Options.of(**{name: value})
+        except RequestError as error:
+            assert name in str(error) or "options" in str(error) or "stop" in str(error), error
+            continue
+        chosen = {field: getattr(part, field) for part in (options, options.sampling, options.wishes)
+                  for field in part.__slots__}  # fmt: skip
+        kept = chosen["stop_strings" if name == "stop" else name]
+        assert kept in (value, (value,)) or list(kept) == list(value)
+        assert not isinstance(value, str) or name in ("stop", "grammar")
+
+
+@pytest.mark.parametrize("value", [5, 1.5, b"x", ["a"], {"a": 1}, object(), int], ids=str)
+def test_what_is_no_policy_trace_opening_or_folder_is_refused(model: OpenedBundle, value: Any) -> None:
+    for name in ("policy", "trace"):
+        with pytest.raises(RequestError, match=f"{name}: expected"):
+            model.generate([5], max_new_tokens=2, **{name: value})
+    for call in (lambda: draftwood.open(value), lambda: draftwood.open(model.bundle.folder, value)):
+        with pytest.raises(RequestError, match=r"expected .*, got"):
+            call()
+    for name in ("calibration", "limits", "latency", "sampled", "occupancy"):
+        with pytest.raises(RequestError, match=rf"{name}: expected .*, got"):
+            draftwood.plan(**{"calibration": Calibration(), name: value})
 
 
 def test_streamed_pieces_are_the_text(model: OpenedBundle, prompt: list[int]) -> None:
