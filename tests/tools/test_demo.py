@@ -1,6 +1,7 @@
 """``draftwood demo`` and what its name stands for; a tiny file takes the place of the model, so nothing is fetched."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,12 @@ def model(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_it_builds_times_and_asks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RequestError, match="demo: not built yet"):
         demo.bundle("demo")
+    earlier = [model.parent / "draftwood" / f"{demo.KEPT}-{number}" for number in range(3)]
+    for number, folder in enumerate(earlier):
+        folder.mkdir(parents=True)
+        os.utime(folder, (number, number))
     assert main(["demo", "--json"]) == 0
+    assert [folder.exists() for folder in earlier] == [False, False, True]
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] and len(report["prompts"]) == 12 and sum(gear["fixed"] for gear in report["gears"]) == 1
     assert all(

@@ -107,7 +107,15 @@ def _built(folder: Path, build: Callable[[], object]) -> float:
         except BundleError:
             shutil.rmtree(folder, ignore_errors=True)
             build()
+            _remove_older(folder)
     return time.monotonic() - began
+
+
+def _remove_older(folder: Path) -> None:
+    """Leaves a new bundle and the last one before it: every version of the code builds its own, of 370 MB."""
+    others = [path for path in folder.parent.glob(f"{demo.KEPT}-*") if path != folder]
+    for older in sorted(others, key=lambda path: path.stat().st_mtime)[:-1]:
+        shutil.rmtree(older, ignore_errors=True)
 
 
 def answer_all(engine: CpuEngine, prompts: Sequence[Prompt], fixed: str, times: Sequence[Any]) -> list[dict[str, Any]]:
