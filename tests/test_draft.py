@@ -285,9 +285,11 @@ def test_torch_npu_without_cann_breaks_neither_torch_nor_transformers() -> None:
 def test_half_installed_packages_go(clone: Clone) -> None:
     for name in ("whole-1.dist-info", "half-1.dist-info", "~old"):
         (clone.site / name).mkdir()
+    unpacked = clone.module.STATE / "pip-unpack-1"
+    unpacked.mkdir()
     (clone.site / "whole-1.dist-info" / "RECORD").touch()
     clone.run("doctor")
-    assert [path.name for path in clone.site.iterdir()] == ["whole-1.dist-info"]
+    assert [path.name for path in clone.site.iterdir()] == ["whole-1.dist-info"] and not unpacked.exists()
 
 
 @pytest.mark.parametrize(
