@@ -105,6 +105,28 @@ def gumbels(ids: NDArray[np.int32], key: Key) -> NDArray[np.float64]:
     return -np.log(np.where(lane == (ids & (BLOCK - 1)), 0.0, drawn) + least)
 
 
+class RepeatedIds(NamedTuple):
+    """Ids whose G is asked for at many positions: int32 [n], their blocks, and the place of each id's among these."""
+
+    ids: NDArray[np.int32]
+    blocks: NDArray[np.int32]
+    places: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, ids: NDArray[np.integer[Any]]) -> RepeatedIds:
+        """Finds the blocks of some ids."""
+        whole = ids.astype(np.int32)
+        return cls(whole, *np.unique(whole >> 6, return_inverse=True))
+
+    def gumbels(self, key: Key) -> NDArray[np.float64]:
+        """G of the ids, float64 [n]."""
+        own_n, least_B, lane_B = _numbers(self.ids, self.blocks, key)
+        own_n[lane_B[self.places] == (self.ids & (BLOCK - 1))] = 0.0
+        own_n += least_B[self.places]
+        np.log(own_n, out=own_n)
+        return np.negative(own_n, out=own_n)
+
+
 def gumbel_row(vocabulary: int, key: Key) -> NDArray[np.float64]:
     """G of the ids 0 to V - 1, float64 [V]."""
     return block_gumbels(_blocks(vocabulary), key).reshape(-1)[:vocabulary]

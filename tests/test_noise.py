@@ -9,7 +9,17 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from draftwood.noise import BLOCK, block_bounds, block_gumbels, gumbel_row, gumbels, key_of, keys_of, rounds
+from draftwood.noise import (
+    BLOCK,
+    RepeatedIds,
+    block_bounds,
+    block_gumbels,
+    gumbel_row,
+    gumbels,
+    key_of,
+    keys_of,
+    rounds,
+)
 
 # Of ids 0, 1, 2 and 70000, by the least and a large key.
 KNOWN = (
@@ -163,6 +173,7 @@ def test_the_forms_agree():
     key, row = key_of(5, 9), gumbel_row(1000, key_of(5, 9))
     ids = np.array([999, 3, 64, 3], np.int32)
     assert np.array_equal(gumbels(ids, key), row[ids])
+    assert np.array_equal(RepeatedIds.of(ids.astype(np.int64)).gumbels(key), row[ids])
     assert np.array_equal(block_gumbels(np.array([2], np.int32), key)[0], row[128:192])
     both = gumbels(np.stack([ids, ids]), keys_of(5, (9, 10)))
     assert np.array_equal(both[0], row[ids]) and np.array_equal(both[1], gumbels(ids, key_of(5, 10)))

@@ -23,10 +23,6 @@ Logits = NDArray[np.float32]
 Probabilities = NDArray[np.float64]
 Ids = NDArray[np.int32]
 
-# First guess at the size of a nucleus, and how fast the guess grows: each round costs one pass over V.
-_NUCLEUS_GUESS = 256
-_NUCLEUS_GROWTH = 8
-
 # Up to this many tokens, making the noise of all is as fast as finding out which may win. In a larger vocabulary this
 # many blocks are looked at first.
 _WHOLE = 1 << 14
@@ -175,8 +171,8 @@ def margin(logits_V: Logits, sampling: Sampling, position: int) -> float:
 def _winner(logits_V: Logits, peak: np.float32, temperature: float, key: Key) -> int:
     """The draw among all tokens. In a large vocabulary noise is made for those blocks alone that may hold it.
 
-    A block's best logit and its greatest G bound the sums in it. The best of a few blocks is found first; then some ten
-    more can still hold a better one.
+    A block's best logit and its greatest G bound the sums in it. The best of a few blocks is found first; most often no
+    other block can hold a better one.
     """
     if logits_V.size <= _WHOLE:
         heights_V = _heights(logits_V, peak, temperature)
@@ -184,15 +180,20 @@ def _winner(logits_V: Logits, peak: np.float32, temperature: float, key: Key) ->
         return int(heights_V.argmax())
     bounds_B = _heights(_block_peaks(logits_V), peak, temperature)
     bounds_B += block_bounds(logits_V.size, key)
-    first_n = np.argpartition(bounds_B, -_FIRST_BLOCKS)[-_FIRST_BLOCKS:]
-    _, least = _best_of(first_n, logits_V, peak, temperature, key)
-    return _best_of(np.flatnonzero(bounds_B >= least), logits_V, peak, temperature, key)[0]
+    first_n = np.sort(np.argpartition(bounds_B, -_FIRST_BLOCKS)[-_FIRST_BLOCKS:])
+    best, height = _best_of(first_n, logits_V, peak, temperature, key)
+    bounds_B[first_n] = -math.inf
+    others_n = np.flatnonzero(bounds_B >= height)
+    if others_n.size:
+        rival, rival_height = _best_of(others_n, logits_V, peak, temperature, key)
+        best = max((height, -best, best), (rival_height, -rival, rival))[2]  # the lowest id if both are as high
+    return best
 
 
 def _best_of(
     blocks_n: NDArray[np.intp], logits_V: Logits, peak: np.float32, temperature: float, key: Key
 ) -> tuple[int, float]:
-    """The winner of some blocks, which ascend if ties are to go to the lowest id, and how high it is."""
+    """The winner of some blocks, which ascend, so that ties go to the lowest id; and how high it is."""
     ids_nL = blocks_n[:, None] * BLOCK + np.arange(BLOCK)
     heights_nL = _heights(logits_V.take(ids_nL, mode="clip"), peak, temperature)
     heights_nL += block_gumbels(blocks_n.astype(np.int32), key)
@@ -232,15 +233,17 @@ def _kept(logits_V: Logits, sampling: Sampling) -> Ids | None:
     """Ids of the tokens that can be drawn, ascending; None stands for all of them."""
     if not sampling.filters:
         return None
-    peak = logits_V.max()
-    ids = np.arange(logits_V.size, dtype=np.int32)
+    peak, ids_K, logits_K = logits_V.max(), None, logits_V
     if 0 < sampling.top_k < logits_V.size:
-        ids = _top_k(logits_V, sampling.top_k)
+        ids_K = _top_k(logits_V, sampling.top_k)
+        logits_K = logits_V[ids_K]
     if sampling.top_p < 1:
-        ids = ids[_nucleus(_softmax(logits_V[ids], peak, sampling.temperature), sampling.top_p)]
+        nucleus = _nucleus(_softmax(logits_K, peak, sampling.temperature), sampling.top_p)
+        ids_K, logits_K = nucleus if ids_K is None else ids_K[nucleus], logits_K[nucleus]
     if sampling.min_p > 0:
-        ids = ids[_heights(logits_V[ids], peak, sampling.temperature) >= math.log(sampling.min_p)]
-    return ids
+        near = np.flatnonzero(_heights(logits_K, peak, sampling.temperature) >= math.log(sampling.min_p))
+        ids_K = near.astype(np.int32) if ids_K is None else ids_K[near]
+    return ids_K
 
 
 def _softmax(logits_K: Logits, peak: np.float32, temperature: float) -> Probabilities:
@@ -258,26 +261,18 @@ def _top_k(logits_V: Logits, k: int) -> Ids:
 def _nucleus(probs_K: Probabilities, top_p: float) -> Ids:
     """Ascending indices of the shortest prefix, in order of (probability, lower id), with mass >= top_p.
 
-    Only the largest probabilities are sorted, and only their values. The sums are those of the full sort, because
-    cumsum adds in sequence. Ids matter only among ties of the smallest kept value.
+    Tokens below a K-th of the mass that may be left out have less than that mass together, so the others are looked at
+    alone. The sums are those of a full sort, because cumsum adds in sequence.
     """
-    size = _NUCLEUS_GUESS
-    while True:
-        ranked = _largest(probs_K, size)
+    likely = np.flatnonzero(probs_K >= (1 - top_p) / probs_K.size)
+    ranked = np.sort(probs_K[likely])[::-1]
+    mass = np.cumsum(ranked)
+    if not ranked.size or mass[-1] < top_p:  # by rounding
+        likely = np.arange(probs_K.size)
+        ranked = np.sort(probs_K)[::-1]
         mass = np.cumsum(ranked)
-        if mass[-1] >= top_p or ranked.size == probs_K.size:
-            break
-        size *= _NUCLEUS_GROWTH
     count = min(int(np.searchsorted(mass, top_p, side="left")) + 1, ranked.size)
-    return _first_ranked(probs_K, ranked[count - 1], count)
-
-
-def _largest(probs_K: Probabilities, size: int) -> Probabilities:
-    """The ``size`` largest values, or all of them if there are fewer, in descending order."""
-    if size >= probs_K.size:
-        return np.sort(probs_K)[::-1]
-    start = probs_K.size - size
-    return np.sort(np.partition(probs_K, start)[start:])[::-1]
+    return likely[_first_ranked(probs_K[likely], ranked[count - 1], count)].astype(np.int32)
 
 
 def _first_ranked(values_V: NDArray[Any], threshold: np.floating[Any], count: int) -> Ids:

@@ -8,14 +8,14 @@ is a number that no logit makes up for.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
 from draftwood.manifest import TensorSignature
-from draftwood.noise import gumbel_row, key_of
+from draftwood.noise import RepeatedIds, gumbel_row, key_of
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.sampling import Sampling
 
@@ -63,8 +63,15 @@ class SharedNoise:
         return noise_DU
 
     def _made(self, seed: int, position: int) -> NDArray[np.float32]:
-        row_V, ids_U = gumbel_row(self._bundle.manifest.dims.vocabulary, key_of(seed, position)), self._bundle.draft_ids
-        return (row_V if ids_U is None else row_V[ids_U]).astype(np.float32)
+        key, ids = key_of(seed, position), self._ids
+        row_U = gumbel_row(self._bundle.manifest.dims.vocabulary, key) if ids is None else ids.gumbels(key)
+        return row_U.astype(np.float32)
+
+    @cached_property
+    def _ids(self) -> RepeatedIds | None:
+        """The draft vocabulary; None if it is the teacher's."""
+        ids_U = self._bundle.draft_ids
+        return None if ids_U is None else RepeatedIds.of(ids_U)
 
     def shape(self, spec: TensorSignature) -> tuple[int, int]:
         """[D, U] of the input ``spec``; BundleError if U is not the bundle's draft vocabulary."""

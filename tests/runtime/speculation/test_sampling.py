@@ -107,14 +107,14 @@ def test_draws_over_positions_follow_the_distribution(sampling):
 
 @pytest.mark.parametrize("sampling", [SETTINGS[0], SETTINGS[-1]])
 def test_draws_over_seeds_follow_the_distribution(sampling):
-    logits, count = random_logits(40, scale=1.5), 20_000
+    logits, count = random_logits(40, scale=1.5), 6000
     drawn = np.bincount([draw(logits, replace(sampling, seed=seed), 7) for seed in range(count)], minlength=40)
     assert chi_square(drawn, distribution(logits, sampling) * count) < 6
 
 
 def test_neighbouring_positions_are_drawn_independently():
-    """The joint law of two draws, and of one position under neighbouring seeds, over 20 000 seeds."""
-    logits, count = random_logits(8, scale=1.0), 20_000
+    """The joint law of two draws, and of one position under neighbouring seeds, over 6000 seeds."""
+    logits, count = random_logits(8, scale=1.0), 6000
     probs = distribution(logits, Sampling(temperature=1.0))
     drawn = np.array([[draw(logits, Sampling(temperature=1.0, seed=s), p) for p in (5, 6)] for s in range(count)])
     for first, second in ((drawn[:, 0], drawn[:, 1]), (drawn[1:, 0], drawn[:-1, 0]), (drawn[1:, 0], drawn[:-1, 1])):
