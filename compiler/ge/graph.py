@@ -120,7 +120,10 @@ class Graph:
             raise BundleError(f"{path}: not an .air file ({error}); build the bundle again") from error
         if len(model.graph) != 1:
             raise BundleError(f"{path}: holds {len(model.graph)} graphs, expected 1; build the bundle again")
-        return cls.of(model.graph[0])
+        try:
+            return cls.of(model.graph[0])
+        except (ValueError, RuntimeError, AssertionError) as error:  # of an edge's number, or of a constant's bytes
+            raise BundleError(f"{path}: holds no graph of ours ({error}); build the bundle again") from error
 
     @property
     def output(self) -> Node:

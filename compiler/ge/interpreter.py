@@ -205,6 +205,8 @@ def _check_order(graph: Graph) -> None:
                     f"graph {graph.name}: node {node.name} reads {edge.node}:{edge.output},"
                     " which no node before it gives"
                 )
+            if edge is None and node.type == "NetOutput":
+                raise LoweringError(f"graph {graph.name}: an output of the graph is left out")
         seen[node.name] = len(node.output_types)
 
 

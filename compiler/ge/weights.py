@@ -147,6 +147,10 @@ def _map(path: Path, folder: Path) -> np.memmap:
 
 def bundle_npu_weights(folder: Path, graphs: GraphSet) -> dict[str, Tensor]:
     """Views of the weights of a bundle's NPU graphs; BundleError if they are not bound yet."""
+    return map_npu_weights((folder / str(graphs.index)).parent, bundle_index(folder, graphs))
+
+
+def bundle_index(folder: Path, graphs: GraphSet) -> WeightIndex:
+    """The index of the weights of a bundle's NPU graphs."""
     assert graphs.index is not None, "an NPU's weights have an index"
-    index = folder / graphs.index
-    return map_npu_weights(index.parent, read_index(index))
+    return read_index(folder / graphs.index)

@@ -16,11 +16,9 @@ from draftwood.compiler.checkpoints.safetensors_file import byte_offset
 from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.model import Modules
 from draftwood.compiler.ge.atc import SOC, atc_script
-from draftwood.compiler.ge.constraints import check_constraints
 from draftwood.compiler.ge.graph import Graph
-from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.lowering import lower_to_ge
-from draftwood.compiler.ge.proofs import prove_in_place
+from draftwood.compiler.ge.proofs import prove
 from draftwood.compiler.ge.texts import texts_step
 from draftwood.compiler.ge.torchair_bridge import decomposed, source_line
 from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index, write_npu_weights
@@ -96,12 +94,12 @@ class GeTarget(Target):
             lowering.progress(f"npu {step.signature.name}")
             with group_of(lowering.ranks):
                 program, air = _lowered(step, index, mode, shorts.get(step.signature.name))
-            graph, operators = _written(lowering, step, program, air)
+            graph, operators = _written(lowering, step, index, program, air)
             graphs.append(graph)
             used |= operators
             for texts in lowering.shapes.batches if step.signature.kind == "draft" else ():
                 several = texts_step(step, program, texts)
-                graph, operators = _written(lowering, several, *_lowered(several, index, mode, None))
+                graph, operators = _written(lowering, several, index, *_lowered(several, index, mode, None))
                 graphs.append(graph)
                 used |= operators
         if lowering.ranks == 1:  # ATC compiles no graph with collectives for these chips
@@ -237,20 +235,15 @@ def _lowered(
     return program, lower_to_ge(step, program, index)
 
 
-def _written(lowering: Lowering, step: Step, program: ExportedProgram, air: bytes) -> tuple[m.GraphSignature, set[str]]:
+def _written(
+    lowering: Lowering, step: Step, index: WeightIndex, program: ExportedProgram, air: bytes
+) -> tuple[m.GraphSignature, set[str]]:
     """The step's signature with its file, which is proved and checked, and the operators of its graph."""
     signature = step.signature.frozen_in(f"{FOLDER}/{step.signature.name}.air")
     path = lowering.folder / signature.file
     path.write_bytes(air)
     graph = Graph.load(path)
-    prove_in_place(graph, signature)
-    errors = [f for f in check_constraints(graph, shapes(graph)) if f.level == "error"]
-    if errors:
-        first = errors[0]
-        raise LoweringError(
-            f"step {signature.name}: {first.node}, {_origin(program, graph, first.node)}: {first.rule}: {first.message}"
-            f" ({first.source}); {len(errors)} such in all"
-        )
+    prove(graph, signature, index, lambda node: f"{node}, {_origin(program, graph, node)}")
     path.with_suffix(".txt").write_text(graph.text())
     return signature, {*graph.counts()}
 

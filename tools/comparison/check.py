@@ -74,6 +74,8 @@ def check(
     cycles = Cycles()
     tolerances, draft_tolerances = dict[str, dict[str, float]](), dict[str, float]()
     nodes = dict[str, dict[str, int]]()
+    if bundle.manifest.graphs_of("ge") and (engine is None or engine_kind(engine).target == "ge"):
+        _prove_graphs(bundle, progress)
     for pair in _pairs(bundle, prompts, engine, cycles):
         # What is held block by block as well needs no second look at it whole.
         comparisons += _compare(bundle, pair, prompts if pair.drafts else prompts[:1], progress)
@@ -221,6 +223,19 @@ def _compare(
                 progress(f"{pair.name}, {graph.name}")
                 comparisons += compare_chunk(pair, graph, prompts[0])
     return comparisons
+
+
+def _prove_graphs(bundle: Bundle, progress: Callable[[str], None]) -> None:
+    """LoweringError if a device would read a file otherwise than the interpreter does, or would refuse it."""
+    from draftwood.compiler.ge.graph import Graph  # as below
+    from draftwood.compiler.ge.proofs import prove
+    from draftwood.compiler.ge.weights import bundle_index
+
+    npu = bundle.npu_graphs()
+    index = bundle_index(bundle.folder, npu)
+    for signature in npu.graphs:
+        progress(f"proof of {signature.name}")
+        prove(Graph.load(bundle.folder / signature.file), signature, index)
 
 
 def _graph_controls(bundle: Bundle, pair: Pair, prompt: NDArray[np.int64]) -> Iterator[Control]:

@@ -13,8 +13,8 @@ from draftwood.compiler.ge.constraints import check_constraints
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.operator_rules import engines
-from draftwood.compiler.ge.proofs import prove_in_place
-from draftwood.compiler.ge.weights import read_index
+from draftwood.compiler.ge.proofs import prove_in_place, prove_places
+from draftwood.compiler.ge.weights import WeightIndex, bundle_index
 from draftwood.manifest import GraphSet, GraphSignature
 from draftwood.runtime.bundle import Bundle
 
@@ -27,6 +27,7 @@ _CARRIERS = ("Const", "FileConstant", "Data", "RefData", "NetOutput")
 def npu_figures(bundle: Bundle) -> dict[str, Any]:
     """Per graph: operators, caches with their proof, findings, files."""
     npu = bundle.npu_graphs()
+    index = bundle_index(bundle.folder, npu)
     loaded = [(signature, Graph.load(bundle.folder / signature.file)) for signature in npu.graphs]
     return {
         "kind": "npu",
@@ -36,8 +37,8 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
         "needs": npu.needs,
         "weights": {"file": npu.weights, "bound": npu.weights in bundle.manifest.files},
         "rank_weights": [of_rank.weights for of_rank in bundle.manifest.rank_sets("ge")],
-        "weight_bytes": read_index(bundle.folder / npu.index).bytes if npu.index else 0,
-        "graphs": [_graph(bundle, signature, graph, npu) for signature, graph in loaded],
+        "weight_bytes": index.bytes,
+        "graphs": [_graph(bundle, signature, graph, npu, index) for signature, graph in loaded],
     }
 
 
@@ -66,7 +67,10 @@ def kernels(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _graph(bundle: Bundle, signature: GraphSignature, graph: Graph, npu: GraphSet) -> dict[str, Any]:
+def _graph(
+    bundle: Bundle, signature: GraphSignature, graph: Graph, npu: GraphSet, index: WeightIndex
+) -> dict[str, Any]:
+    prove_places(graph, signature, index)
     proof = prove_in_place(graph, signature)
     known = shapes(graph)
     findings = [finding._asdict() for finding in check_constraints(graph, known)]

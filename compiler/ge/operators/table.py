@@ -114,7 +114,12 @@ class BoundNode:
             raise _error(node, f"attribute {name} = {attributes[name]!r} is not known to the interpreter")
         if len(node.operands) != len(node.input_types):
             raise _error(node, f"{len(node.operands)} operands, but {len(node.input_types)} are described")
-        return cls(node, operator, tuple(_slot(node, operator, i) for i in range(len(node.operands))), attributes)
+        slots = tuple(_slot(node, operator, i) for i in range(len(node.operands)))
+        given = {slot for slot, edge in zip(slots, node.operands, strict=True) if edge is not None}
+        for name, kind in operator.operands.items():
+            if name not in given and kind != "list[Tensor]" and not kind.endswith("None"):
+                raise _error(node, f"operand {name} is missing")
+        return cls(node, operator, slots, attributes)
 
     def __call__(self, operands: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         """The node's outputs; meta tensors if one of the values computed with is one."""
