@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +54,25 @@ def changed(before: object, now: MadeFrom) -> str | None:
     names = sorted({*before["options"], *now["options"]})
     differ = [name for name in names if before["options"].get(name) != now["options"].get(name)]
     return f"{', '.join(differ)}: asked otherwise" if differ else None
+
+
+def begin_in(out: Path, marks: Collection[str]) -> None:
+    """Makes the folder of a job that writes many files and goes on after a stop.
+
+    Raises:
+        RequestError: there is something that the job has not begun, which it might write over: no file of a name in
+            ``marks`` is there.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        names = [path.name for path in out.iterdir()]
+    except OSError as error:
+        raise RequestError(f"--out {out}: {error.strerror}; expected a folder, or a place for one") from None
+    if names and not set(marks) & set(names):
+        raise RequestError(
+            f"--out {out}: holds {min(names)}, which this command has not made; expected a new folder, or one to go on"
+            " in"
+        )
 
 
 def read_note(path: Path, kind: type[T]) -> T:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftwood.errors import RequestError
-from draftwood.tools.made_from import changed, made_from, read_note
+from draftwood.tools.made_from import begin_in, changed, made_from, read_note
 
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 300_000, "deep/er": b""}
 
@@ -60,3 +60,17 @@ def test_a_damaged_note_is_one_line(tmp_path: Path, text: bytes) -> None:
     with pytest.raises(RequestError, match=r"note\.json: damaged") as caught:
         read_note(tmp_path / "note.json", dict)
     assert "\n" not in str(caught.value) and read_note(tmp_path / "none.json", dict) == {}
+
+
+@pytest.mark.parametrize("place", ["teacher", "file", "file/below", "loop", "n" * 300], ids=lambda name: name[:9])
+def test_a_long_job_writes_over_nothing(tmp_path: Path, place: str) -> None:
+    """It may go on in its own folder alone: a training named its teacher's folder would write over its weights."""
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher" / "config.json").write_text("{}")
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(RequestError, match=r"^--out .*: .*; expected a folder|^--out .*config.json, which this"):
+        begin_in(tmp_path / place, ("log.jsonl",))
+    for made in range(2):
+        begin_in(tmp_path / "new", ("log.jsonl",))
+        (tmp_path / "new" / "log.jsonl").write_text(str(made))

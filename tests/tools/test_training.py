@@ -460,3 +460,5 @@ def test_the_command_writes_texts_that_training_reads(teacher: Path, tmp_path: P
     }
     assert cli.main([str(word) for word in [*words, "--data", tmp_path / "none"]]) == 2
     assert cli.main([str(word) for word in [*words[:-1], 0, "--data", tmp_path / "rows.jsonl"]]) == 2
+    assert cli.main([str(word) for word in [*words[:3], tmp_path / "no", "--own-prompts", 0]]) == 2
+    assert not (tmp_path / "no").exists()

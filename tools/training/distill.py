@@ -24,7 +24,7 @@ from draftwood.compiler.training.precision import compute_dtype
 from draftwood.compiler.training.teacher import FrozenTeacher, training_device
 from draftwood.errors import RequestError
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.made_from import read_note
+from draftwood.tools.made_from import begin_in, read_note
 from draftwood.tools.tokenizers import tokenizer_of
 from draftwood.tools.training.generate import batch_draws, generate
 from draftwood.tools.training.own_prompts import OwnPrompts, own_rows
@@ -43,6 +43,7 @@ TEXT_PROMPT, LONGEST_PROMPT = 48, 384
 # Texts written side by side, and in a shard: enough for batches of prompts of like length, few enough to lose little
 # when stopped.
 BATCH, SHARD_ROWS = {"cpu": 128, "cuda": 2048}, {"cpu": 1024, "cuda": 8192}
+_NO_ROWS = "no rows to take prompts from; name more --data"
 # Seconds between two lines of progress.
 _SAY_EVERY = 10.0
 
@@ -52,7 +53,7 @@ class Prompts:
 
     def __init__(self, rows: Sequence[Row], text: Tokenizer, begin: int | None, seed: int, longest: int) -> None:
         if not rows:
-            raise RequestError("no rows to take prompts from; name more --data")
+            raise RequestError(_NO_ROWS)
         self.longest = min(LONGEST_PROMPT, longest)
         self.rows, self.text, self.begin, self.seed = rows, text, begin, seed
         self.order = np.random.default_rng(seed).permutation(len(rows))
@@ -178,12 +179,14 @@ def distill(
         own: prompts that the teacher writes itself, besides those of the corpus; about as many, see ``OwnPrompts``.
 
     Raises:
-        RequestError: ``out`` holds shards of other settings.
+        RequestError: ``out`` holds shards of other settings, or other files; there is no prompt.
     """
     checkpoint, device = Checkpoint.open(teacher), device or training_device()
     batch, shard_rows = batch or BATCH[device.type], shard_rows or SHARD_ROWS[device.type]
     if min(rows, new_tokens, batch) < 1:
         raise RequestError(f"rows {rows}, new tokens {new_tokens}, batch {batch}: expected 1 or more of each")
+    if not corpus and not own:
+        raise RequestError(_NO_ROWS)
     settings = {
         "version": __version__, "teacher": (digest := checkpoint.digest()), "corpus": _digest(corpus), "own": own,
         "new_tokens": new_tokens, "batch": batch, "seed": seed, "shard_rows": shard_rows,
@@ -225,6 +228,7 @@ def _digest(corpus: Sequence[Row]) -> str:
 
 def _check_settings(out: Path, settings: dict[str, Any]) -> None:
     path = out / "distill.json"
+    begin_in(out, (path.name,))
     if path.is_file():
         stored = read_note(path, dict)
         differ = [name for name in settings if stored.get(name) != settings[name]]
@@ -232,5 +236,4 @@ def _check_settings(out: Path, settings: dict[str, Any]) -> None:
             raise RequestError(
                 f"{out}: was begun with other settings ({', '.join(differ)}); repeat them or name another --out"
             )
-    out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(settings, indent=2) + "\n")

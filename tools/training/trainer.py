@@ -25,7 +25,7 @@ from draftwood.compiler.training.precision import compute_dtype
 from draftwood.compiler.training.student import LevelNoise, Student
 from draftwood.compiler.training.teacher import FrozenTeacher, training_device
 from draftwood.errors import RequestError
-from draftwood.tools.made_from import damaged
+from draftwood.tools.made_from import begin_in, damaged
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
 from draftwood.tools.training.states import FOLDER, LARGEST, States
@@ -50,8 +50,8 @@ class Run:
     def __init__(self, out: Path, drafter: Student, learning_rate: float, settings: dict[str, Any]) -> None:
         self.out, self.drafter, self.settings, self.step, self.seconds = out, drafter, settings, 0, 0.0
         self.optimizer = HybridOptimizer(drafter, learning_rate)
-        out.mkdir(parents=True, exist_ok=True)
         path = out / "checkpoint.pt"
+        begin_in(out, (path.name, "log.jsonl"))
         if not path.is_file():
             return
         state = _loaded(path, drafter.output_VH.device)
