@@ -86,14 +86,11 @@ def plan(
     from draftwood.trees.plan_file import Limits as Sizes
 
     limits = Sizes(nodes=63) if limits is None else limits
-    for name, value, kind in (("calibration", calibration, Counts), ("limits", limits, Sizes)):
-        _check(name, value, kind)
-    for name, value, kind in (
-        ("latency", latency, Table),
-        ("sampled", sampled, Counts),
-        ("occupancy", occupancy, Shares),
-    ):
-        _check(name, value, kind | None)
+    _check("calibration", calibration, Counts)
+    _check("limits", limits, Sizes)
+    _check("latency", latency, Table | None)
+    _check("sampled", sampled, Counts | None)
+    _check("occupancy", occupancy, Shares | None)
     return make_plan(calibration, limits, latency, sampled, occupancy)
 
 

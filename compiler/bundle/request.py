@@ -138,7 +138,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin is Literal:
         return isinstance(value, str)
     if origin is Mapping:
-        return isinstance(value, Mapping) and all(_fits(item, tuple[kinds]) for item in value.items())
+        return isinstance(value, Mapping) and all(all(map(_fits, item, kinds)) for item in value.items())
     if origin is tuple:
         kinds = kinds[:1] * len(value) if kinds[1:] == (...,) and isinstance(value, tuple) else kinds
         return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))

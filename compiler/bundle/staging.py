@@ -58,7 +58,7 @@ def staged(out: Path) -> Iterator[Path]:
     Raises:
         RequestError: ``out`` exists, is being made by another process, or cannot be written by this or by the body.
     """
-    folder = out.with_name(f".{out.name}.partial")
+    folder = out.parent / f".{out.name}.partial"  # also of a folder that has no name, such as the current one
     with exclusive(out, wait=False):
         if os.path.lexists(out):  # a link to nothing, too: no folder can be renamed to it
             raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")

@@ -124,6 +124,16 @@ def test_a_folder_may_be_staged_by_whoever_holds_it(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "/"])
+def test_a_folder_without_a_name_of_its_own_is_there_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match="exists already"), staged(Path(name)):
+        pass
+    assert names(tmp_path) == []
+
+
 def test_many_at_once_take_turns(tmp_path: Path) -> None:
     """The lock's file is removed by each owner; nobody may hold one that is gone."""
     inside, most, turns = [], [], []

@@ -20,6 +20,7 @@ import pytest
 
 import draftwood
 from draftwood.runtime.reasoning import ReasoningForm
+from draftwood.tools.cli import main
 from draftwood.tools.commands import chat
 
 
@@ -186,6 +187,11 @@ class _Reasons:
 class _Letters(list):
     prompt: list[int]
     result: None
+
+
+def test_a_closed_input_has_ended(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["chat", str(tiny_bundle)]) == 0
 
 
 def test_reasoning_is_told_from_the_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

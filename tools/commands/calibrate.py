@@ -78,6 +78,8 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
     folder = Path(args.source)
     if not (folder / MANIFEST_FILE).exists():
         raise RequestError(f"{folder}: no bundle; if it is a teacher, give --drafter, whose candidates are ranked")
+    if args.workers != 1:
+        raise RequestError(f"--workers {args.workers}: {folder} is a bundle, which answers here; leave the option out")
     bundle = Bundle.open(folder)
     if bundle.manifest.drafter is None or bundle.tokenizer is None:
         raise RequestError(

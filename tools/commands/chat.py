@@ -69,7 +69,9 @@ class Dialogue:
         self._plain = False
 
     def run(self) -> None:
-        """Until the input ends."""
+        """Until the input ends; a closed one has ended."""
+        if sys.stdin is None:
+            return
         terminal = sys.stdin.isatty()
         if terminal:
             with contextlib.suppress(ImportError):

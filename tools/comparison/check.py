@@ -228,14 +228,16 @@ def _compare(
 def _prove_graphs(bundle: Bundle, progress: Callable[[str], None]) -> None:
     """LoweringError if a device would read a file otherwise than the interpreter does, or would refuse it."""
     from draftwood.compiler.ge.graph import Graph  # as below
-    from draftwood.compiler.ge.proofs import prove
+    from draftwood.compiler.ge.proofs import prove, prove_places
     from draftwood.compiler.ge.weights import bundle_index
 
-    npu = bundle.npu_graphs()
-    index = bundle_index(bundle.folder, npu)
-    for signature in npu.graphs:
+    first, *others = (bundle_index(bundle.folder, of_rank) for of_rank in bundle.manifest.rank_sets("ge"))
+    for signature in bundle.npu_graphs().graphs:
         progress(f"proof of {signature.name}")
-        prove(Graph.load(bundle.folder / signature.file), signature, index)
+        graph = Graph.load(bundle.folder / signature.file)
+        prove(graph, signature, first)
+        for index in others:
+            prove_places(graph, signature, index)
 
 
 def _graph_controls(bundle: Bundle, pair: Pair, prompt: NDArray[np.int64]) -> Iterator[Control]:

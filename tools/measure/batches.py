@@ -95,8 +95,8 @@ def bench_batches(
     Raises:
         RequestError: the engine takes fewer texts, or there are not enough prompts for a round.
     """
-    if texts > engine.max_batch:
-        raise RequestError(f"--batch-size {texts}: {engine.bundle.folder} has graphs for at most {engine.max_batch}")
+    if not 1 <= texts <= engine.max_batch:
+        raise RequestError(f"--batch-size {texts}: {engine.bundle.folder} has graphs for 1 to {engine.max_batch}")
     if len(prompts) < texts * TURNS_A_PLACE:
         raise RequestError(f"--batch-size {texts}: needs {texts * TURNS_A_PLACE} prompts or more, got {len(prompts)}")
     engine.open_all()

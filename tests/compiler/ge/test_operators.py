@@ -488,7 +488,7 @@ def test_unknown_names() -> None:
         call("Add", {"alpha": 2.0}, x1=x, x2=x)
     with pytest.raises(LoweringError, match=r"node here \(Add\): operand x3 is not known"):
         call("Add", x1=x, x2=x, x3=x)
-    with pytest.raises(LoweringError, match=r"node here \(Add\): .* missing 1 required positional argument: 'x2'"):
+    with pytest.raises(LoweringError, match=r"node here \(Add\): operand x2 is missing"):
         call("Add", x1=x)
     call("Add", {"_note": 1}, x1=x, x2=x)  # a note of torchair, not an attribute of the operator
 

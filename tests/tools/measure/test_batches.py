@@ -52,5 +52,6 @@ def test_a_round_needs_prompts_and_graphs(engine: CpuEngine) -> None:
     ways = Policies(engine.bundle, "plain"), Policies(engine.bundle)
     with pytest.raises(RequestError, match=r"--batch-size 3: needs 6 prompts or more, got 5"):
         bench_batches(engine, PROMPTS[:5], Options(), *ways, TEXTS)
-    with pytest.raises(RequestError, match=r"--batch-size 8: .* has graphs for at most 4"):
-        bench_batches(engine, PROMPTS, Options(), *ways, 8)
+    for texts in (8, 0, -1):
+        with pytest.raises(RequestError, match=rf"--batch-size {texts}: .* has graphs for 1 to 4"):
+            bench_batches(engine, PROMPTS, Options(), *ways, texts)

@@ -156,12 +156,11 @@ def test_temperatures_that_are_none(text: str) -> None:
         parse_temperatures(text)
 
 
-def test_refusals(
-    tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], call: Callable[..., str]
-) -> None:
+def test_refusals(tiny_teacher: Path, tiny_bundle: Path, tmp_path: Path, call: Callable[..., str]) -> None:
     out = ["--out", str(tmp_path / "stats.bin")]
     assert "if it is a teacher, give --drafter" in call("calibrate", tiny_teacher, *out)
     assert "no drafter; expected a folder with" in call("calibrate", tiny_teacher, "--drafter", tmp_path, *out)
+    assert "is a bundle, which answers here" in call("calibrate", tiny_bundle, "--workers", 0, *out)
     assert not (tmp_path / "stats.bin").exists()
 
 
