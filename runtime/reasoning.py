@@ -40,23 +40,26 @@ def form_of(tokenizer: Tokenizer | None) -> ReasoningForm | None:
 
 def begins_in(prompt: Sequence[int], form: ReasoningForm | None, tokenizer: Tokenizer | None) -> bool:
     """Whether a prompt's token ids end with a form's first mark, and nothing but white space after it."""
-    if form is None or tokenizer is None:
-        return False
-    begin, end = tokenizer.token_id(form.begin), tokenizer.token_id(form.end)
-    last = list(prompt[-1 - _SPACE_TOKENS :])
-    if begin not in last:
-        return False
-    after = last[len(last) - last[::-1].index(begin) :]
-    return end not in after and not tokenizer.decode(after).strip()
+    return form is not None and tokenizer is not None and _ends_with(prompt, form.begin, tokenizer)
 
 
 def thought_after(prompt: Sequence[int], form: ReasoningForm | None, tokenizer: Tokenizer | None) -> Thought | None:
-    """The reasoning that may come after a prompt and before a text that is held to a grammar; None without a form."""
-    if form is None or tokenizer is None:
+    """The reasoning that may come after a prompt and before a text that is held to a grammar. None without a form, or
+    if the prompt ends with the second mark: a template says by that that the model is not to reason."""
+    if form is None or tokenizer is None or _ends_with(prompt, form.end, tokenizer):
         return None
     begin, end = tokenizer.token_id(form.begin), tokenizer.token_id(form.end)
     assert end is not None
     return Thought(None if begins_in(prompt, form, tokenizer) else begin, end, form.end)
+
+
+def _ends_with(prompt: Sequence[int], mark: str, tokenizer: Tokenizer) -> bool:
+    """Whether nothing but white space comes after a mark in a prompt."""
+    last = list(prompt[-1 - _SPACE_TOKENS :])
+    if (number := tokenizer.token_id(mark)) not in last:
+        return False
+    after = last[len(last) - last[::-1].index(number) :]
+    return all(tokenizer.spelling(token) for token in after) and not tokenizer.decode(after).strip()
 
 
 class Reasoning:

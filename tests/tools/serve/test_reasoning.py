@@ -172,7 +172,7 @@ def test_an_answer_of_a_form_comes_after_the_reasoning(server: Any, bundle: Path
     tokenizer = Tokenizer.load(bundle / "tokenizer")
     begin, end = (str(tokenizer.token_id(mark)) for mark in MARKS)
     words = {str(token): 8 for token in tokenizer.encode("the cat sat")}
-    for first, reasons in ((7, True), (-100, thinks == "thinks")):
+    for first, reasons in ((7, thinks != "never"), (-100, thinks == "thinks")):
         free = {"grammar": None, "logit_bias": {begin: first, end: 7.5} | words, "temperature": 1, "max_tokens": 200}
         reasoned = []
         for seed in range(2):
