@@ -123,8 +123,12 @@ def _path(name: str, given: str | Path) -> Path:
     """A path from a program; RequestError if it is none."""
     from pathlib import Path
 
-    _check(name, given, str | Path)
-    return Path(given)
+    from draftwood.errors import RequestError
+
+    try:
+        return Path(given)
+    except TypeError:
+        raise RequestError(f"{name}: expected a path, got {type(given).__name__}") from None
 
 
 def _check(name: str, value: object, kind: Any) -> None:

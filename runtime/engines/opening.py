@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -50,12 +50,18 @@ def typed(options: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
     Raises:
         RequestError: names the first whose value is of another type.
     """
-    own = {name: x.tolist() if isinstance(x, np.generic | np.ndarray) else x for name, x in options.items()}
     try:
-        return msgspec.convert(own, kind)
+        return msgspec.convert({name: _own(value) for name, value in options.items()}, kind)
     except Exception as error:  # what an odd object raises, too
         problem, _, where = str(error).partition(" - at ")
         raise RequestError(f"{where.rpartition('$.')[2].rstrip('`') or 'options'}: {problem}") from None
+
+
+def _own(value: Any) -> Any:
+    """Numpy's numbers and arrays, and any sequence, as those that msgspec knows."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray) else value
 
 
 # Nothing said.

@@ -73,6 +73,7 @@ def test_numpys_numbers_are_numbers(model: OpenedBundle) -> None:
     asked = {"max_new_tokens": np.int64(3), "stop_token_ids": np.array([7]), "temperature": np.float32(0.5)}
     for prompt in (np.array([5, 6]), [np.int64(5), np.int64(6)]):
         assert model.generate(prompt, **asked).token_ids == own.token_ids
+    assert Options.of(stop_token_ids=range(7, 9)).stop_token_ids == (7, 8)
 
 
 # A program's mistakes: what Python would iterate, compare or take for true.
