@@ -96,7 +96,9 @@ def test_an_option_is_of_its_type_or_refused_in_one_line(name: str) -> None:
         assert not isinstance(value, str) or name in ("stop", "grammar")
 
 
-@pytest.mark.parametrize("value", [5, 1.5, b"x", ["a"], {"a": 1}, object(), int], ids=str)
+@pytest.mark.parametrize(
+    "value", [5, 1.5, b"x", ["a"], {"a": 1}, object(), int], ids=lambda value: type(value).__name__
+)
 def test_what_is_no_policy_trace_opening_or_folder_is_refused(model: OpenedBundle, value: Any) -> None:
     for name in ("policy", "trace"):
         with pytest.raises(RequestError, match=f"{name}: expected"):
