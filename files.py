@@ -124,9 +124,18 @@ def _other_encoding(content: bytes) -> str | None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file next to ``path`` and renames it, so that ``path`` never holds half of it; OSError if that fails."""
+    """Writes a file next to ``path`` and renames it, so that ``path`` never holds half of it; OSError if that fails.
+
+    A link stays, and what it leads to is written. A device or a pipe is written to: a rename would put a file in the
+    place of /dev/null.
+    """
     if not path.name:  # the folder one is in, or the root
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            path.write_bytes(content)
+            return
+    path = real_path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         part.write_bytes(content)

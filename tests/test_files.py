@@ -95,6 +95,20 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "folder"]
 
 
+def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
+    """Who runs it as root with --out /dev/null would have no /dev/null afterwards."""
+    (tmp_path / "link").symlink_to("a")
+    for content in (b"new", b"old"):
+        write_whole(tmp_path / "link", content)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "a").read_bytes() == content
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "pipe", b"content")
+    assert os.read(reader, 100) == b"content" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "link", "pipe"]
+
+
 def test_caches_lie_where_the_user_keeps_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_home() == tmp_path

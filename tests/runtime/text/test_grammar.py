@@ -148,7 +148,7 @@ def test_a_grammar_says_when_the_text_ends_and_goes_back(bundle: Bundle, yes_or_
         ("", "grammar: "),
         ("start: /([/", "grammar: "),
         ({"type": "string", "pattern": "(["}, "grammar: "),
-        (3, "grammar: expected a JSON schema or a grammar's text, got int"),
+        (3, "grammar: Expected `str | object | null`, got `int`"),
         ({"a": object()}, "grammar: the schema is not JSON"),
         ("x" * (1 << 21), "grammar: 2097152 characters; expected at most"),
     ],
