@@ -283,8 +283,9 @@ def test_torch_npu_without_cann_breaks_neither_torch_nor_transformers() -> None:
 
 
 def test_half_installed_packages_go(clone: Clone) -> None:
-    for name in ("whole-1.dist-info", "half-1.dist-info", "~old"):
+    for name in ("whole-1.dist-info", "half-1.dist-info", "~old", "~old-1.dist-info"):
         (clone.site / name).mkdir()
+    (clone.site / "~old-1.dist-info" / "RECORD").touch()
     unpacked = clone.module.STATE / "pip-unpack-1"
     unpacked.mkdir()
     (clone.site / "whole-1.dist-info" / "RECORD").touch()

@@ -126,7 +126,7 @@ def user_turns(row: Any) -> list[str]:
 
 
 def prompt_id(row: dict[str, Any], number: int) -> str:
-    """What a line calls itself; its number if it has no name."""
+    """The name that a line gives itself, or its number in the file."""
     return str(_first(row, "id", "question_id", "task_id", default=number))
 
 

@@ -80,7 +80,7 @@ def _row(line: str, number: int, path: Path) -> Row:
 
 
 def _of_prompt(row: Any, number: int) -> Row:
-    """A later turn is none: it follows an answer, which a prompt file lacks."""
+    """The row of a prompt file's line: its first turn alone, since a later one follows an answer that is not there."""
     return {"id": prompt_id(row, number), "messages": [{"role": "user", "content": user_turns(row)[0]}]}
 
 
