@@ -12,7 +12,8 @@ from draftwood.compiler.checkpoints.safetensors_file import map_tensors
 from draftwood.compiler.drafters.model import Modules
 from draftwood.compiler.drafters.registry import drafter_of
 from draftwood.compiler.ge.weights import bundle_npu_weights
-from draftwood.compiler.ranks.plan import join, layer_of, split_of
+from draftwood.compiler.ranks.plan import cut, join, layer_of, split_of
+from draftwood.compiler.ranks.share import Share
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.targets.modules import load_modules, make_modules
 from draftwood.compiler.targets.steps import rebuild_drafts, rebuild_wholes
@@ -39,8 +40,13 @@ def with_own_tables(manifest: Manifest, weights: Mapping[str, Tensor]) -> dict[s
 
 
 def whole_npu_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """The weights of the NPU's graphs by name, joined if they are split over ranks."""
-    parts = [bundle_npu_weights(folder, graphs) for graphs in manifest.rank_sets("ge")]
+    """The weights of the NPU's graphs by name, joined if they are split over ranks.
+
+    Raises:
+        BundleError: they are not there, or the ranks' are not parts of one model.
+    """
+    sets = manifest.rank_sets("ge")
+    parts = [bundle_npu_weights(folder, graphs) for graphs in sets]
     if len(parts) == 1:
         return parts[0]
     config = described_config(manifest.teacher.config)
@@ -50,11 +56,16 @@ def whole_npu_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
         modules = make_modules(config, drafter, len(parts[0]["rope_cos"]))
     whole = {}
     for name, value in (item for module in modules if module is not None for item in module.state_dict().items()):
-        of_ranks = [part[name] for part in parts]
-        split = split_of(layer_of(name)[0])
-        whole[name] = (
-            join(name, of_ranks, config if name in teacher_parts else block, value.shape) if split else of_ranks[0]
-        )
+        of_ranks, sizes = [part[name] for part in parts], config if name in teacher_parts else block
+        joined = join(name, of_ranks, sizes, value.shape) if split_of(layer_of(name)[0]) else of_ranks[0]
+        for rank, part in enumerate(of_ranks):
+            # What several ranks have, such as a norm, and the zeros of padded rows.
+            if not torch.equal(cut(name, joined, sizes, Share(rank, len(parts))), part):
+                raise BundleError(
+                    f"{folder / sets[rank].weights}: {name} is not rank {rank}'s part of what all ranks have together;"
+                    " expected weights of one checkpoint; build the bundle again"
+                )
+        whole[name] = joined
     return whole
 
 

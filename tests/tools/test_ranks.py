@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,10 @@ import pytest
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.ge.weights import bundle_index
+from draftwood.compiler.targets.bundled import whole_npu_weights
 from draftwood.environment import torch_npu_installed
-from draftwood.errors import RequestError, UserError
+from draftwood.errors import BundleError, RequestError, UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.engine import Engine
@@ -183,6 +186,18 @@ def test_check_compares_processes(bundle_of: Build) -> None:
     code, _, said = torchrun(2, __file__, folder, "check")
     assert code == 0, said
     whole(json.loads((folder / "check-ranks.json").read_text()), 7)  # none is planted in a graph
+
+
+def test_ranks_of_two_models_are_refused(bundle_of: Build, tmp_path: Path) -> None:
+    """A norm is the same on all ranks of one."""
+    folder, manifest = tmp_path / "bundle", bundle_of("medusa", 2).manifest
+    shutil.copytree(bundle_of("medusa", 2).folder, folder)
+    rank = manifest.rank_sets("ge")[1]
+    with (folder / rank.weights).open("r+b") as file:
+        file.seek(bundle_index(folder, rank).constants["norm.weight"].offset)
+        file.write(b"\x01\x02")
+    with pytest.raises(BundleError, match="is not rank 1's part of what all ranks have"):
+        whole_npu_weights(folder, manifest)
 
 
 def whole(report: dict[str, Any], faults: int) -> None:
