@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,16 +104,13 @@ def archive(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return path
 
 
-def test_an_archive_is_built_and_decodes_as_the_folder(archive: Path, tiny_teacher: Path, tmp_path: Path) -> None:
+def test_an_archive_is_built_and_decodes_as_the_folder(archive: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    folder, trees = tmp_path / "bundle", (("plain", Topology.plain()),)
+    build(BuildRequest(model=archive, drafter=None, trees=trees, slots=(128,), prefill_rows=(8,)), folder)
+    assert (folder / "tokenizer" / "tokenizer.json").is_file()
     texts = []
-    for model in (archive, tiny_teacher):
-        folder = tmp_path / "bundle"
-        shutil.rmtree(folder, ignore_errors=True)
-        trees = (("plain", Topology.plain()),)
-        build(BuildRequest(model=model, drafter=None, trees=trees, slots=(128,), prefill_rows=(8,)), folder)
-        bundle = Bundle.open(folder)
-        assert bundle.manifest.teacher.sampling == UsualSampling(temperature=0.5 if model == archive else None)
-        assert (folder / "tokenizer" / "tokenizer.json").is_file()
+    for bundle, temperature in ((Bundle.open(folder), 0.5), (Bundle.open(tiny_bundle), None)):
+        assert bundle.manifest.teacher.sampling == UsualSampling(temperature=temperature)
         texts.append(decoded(CpuEngine(bundle), [5, 17, 3], None, max_new_tokens=24).token_ids)
     assert texts[0] == texts[1] and len(texts[0]) == 24
 

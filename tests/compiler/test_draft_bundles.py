@@ -96,6 +96,7 @@ def test_teacher_and_drafter_share_what_they_can(
         assert (tiny_draft_bundles[kind] / "onnx" / f"{graph}.onnx").stat().st_size < 300 * 64 * 4
 
 
+@pytest.mark.parametrize("kind", ["fasteagle", pytest.param("eagle3", marks=pytest.mark.slow)], indirect=True)
 def test_what_is_rebuilt_from_the_manifest_lowers_to_equal_bytes(
     kind: str, tiny_draft_bundles: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ SLOW = pytest.mark.slow
 FAMILIES = [
     pytest.param(("Llama", {"head_dim": 24}), marks=SLOW, id="llama"),
     pytest.param(("Qwen2", {}), marks=SLOW, id="qwen2"),
-    pytest.param(("Qwen3", {"head_dim": 24}), id="qwen3"),
+    pytest.param(("Qwen3", {"head_dim": 24}), marks=SLOW, id="qwen3"),
     pytest.param(("Qwen3Moe", {**MIXTURE, "norm_topk_prob": True, "mlp_only_layers": [0]}), id="qwen3-moe"),
     pytest.param(("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}), marks=SLOW, id="mixtral"),
     pytest.param(("Mistral", {"sliding_window": 128}), marks=SLOW, id="mistral"),

@@ -45,7 +45,7 @@ def made_by_onnxruntime(graph: Path, folder: Path) -> set[tuple[str, str]]:
     return layouts(folder / "whole.onnx")
 
 
-@pytest.mark.parametrize("precision", ["exact", "nbits", "w8a8"])
+@pytest.mark.parametrize("precision", ["nbits", "w8a8", pytest.param("exact", marks=pytest.mark.slow)])
 def test_every_matrix_of_a_step_is_found_laid_out(
     precision: Precision, tiny_eagle3: Path, save_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -191,7 +191,19 @@ def chained(request: pytest.FixtureRequest, tiny_heads: Path, tmp_path_factory: 
     return bundled(teacher, tiny_heads, folder, trees, precision="nbits", texts=2)
 
 
-@pytest.mark.parametrize(("engine", "package", "tokens"), [("openvino", "openvino", 20), ("qnn", "onnxruntime_qnn", 8)])
+OPENVINO, QNN = ("openvino", "openvino", 20), ("qnn", "onnxruntime_qnn", 8)
+
+
+@pytest.mark.parametrize(
+    ("chained", "engine", "package", "tokens"),
+    [
+        ("four_bits", *QNN),
+        ("quantised_teacher", *OPENVINO),
+        pytest.param("four_bits", *OPENVINO, marks=pytest.mark.slow),
+        pytest.param("quantised_teacher", *QNN, marks=pytest.mark.slow),
+    ],
+    indirect=["chained"],
+)
 def test_its_static_graphs_through_other_compilers(chained: Bundle, engine: str, package: str, tokens: int) -> None:
     """Which keep the weights as they are packed, and round no rows; an HTP's leaves no node to the CPU."""
     pytest.importorskip(package)

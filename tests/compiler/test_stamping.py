@@ -42,6 +42,7 @@ STEPS: dict[str, Callable[[Decoder], Step]] = {
     "bitwise": bitwise_step,
 }
 SHARES = ("qkv", "o", "gate_up", "down")
+SLOW = pytest.mark.slow
 
 
 def seen(path: Path) -> dict[str, Any]:
@@ -120,13 +121,13 @@ def check(
 @pytest.mark.parametrize(
     ("family", "fields"),
     [
-        ("Qwen2", {}),
-        ("Qwen3", {"head_dim": 24}),
+        pytest.param("Qwen2", {}, marks=SLOW),
+        pytest.param("Qwen3", {"head_dim": 24}, marks=SLOW),
         (
             "Qwen3Moe",
             {**MIXTURE, "norm_topk_prob": True, "mlp_only_layers": [0, 3], "head_dim": 16, "num_hidden_layers": 8},
         ),
-        ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+        pytest.param("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}, marks=SLOW),
         ("Glm4", {"head_dim": 24, "pad_token_id": 0}),
     ],
 )
@@ -164,7 +165,7 @@ def test_few_blocks_are_traced_whole(llama: Path, load_decoder: Callable) -> Non
     assert shortened(decoder) is None, "four of six blocks"
 
 
-@pytest.mark.parametrize("name", ["any size", pytest.param("bitwise", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["any size", pytest.param("bitwise", marks=SLOW)])
 def test_blocks_of_several_precisions(tmp_path: Path, save_llama: Callable, load_decoder: Callable, name: str) -> None:
     """As in a GGUF file's mixture: four bits with a minimum, and some matrices in eight."""
     save_llama(tmp_path, num_hidden_layers=12)

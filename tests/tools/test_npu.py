@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from draftwood.environment import torch_npu_installed
@@ -115,26 +114,6 @@ def test_speculation_on_the_npus_graphs_changes_no_token(npu_bundle: Path, tempe
     tree = Decoding(engine, prompt, options, FixedTree(engine.bundle, widest_gear(engine.bundle))).run()
     assert plain.token_ids == tree.token_ids
     assert tree.steps <= plain.steps
-
-
-@needs_converters
-def test_the_device_engine_through_torchairs_eager_route(npu_bundle: Path) -> None:
-    """Traced and compiled as for the device, then run on the CPU: equal to eager PyTorch, caches included."""
-    from draftwood.compiler.targets.online import TorchairExecutor, compile_cache
-    from draftwood.runtime.engines.npu import NpuEngine
-    from draftwood.tools.comparison.compare import Pair, compare_gear
-    from draftwood.tools.reference.eager import EagerEngine
-
-    bundle = Bundle.open(npu_bundle)
-    engine = NpuEngine(bundle, executor=TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True))
-    pair = Pair("npu", EagerEngine(bundle, npu=True), engine, 3e-2)  # bf16, as `check` allows
-    for gear in bundle.manifest.gears:
-        found = list(compare_gear(pair, gear, np.arange(20, dtype=np.int64)))
-        assert [c for c in found if not c.ok] == []
-    npu = bundle.manifest.graph_set("ge")
-    assert npu is not None
-    folders = {compile_cache(bundle.folder, bundle.manifest, graph) for graph in npu.graphs}
-    assert len(folders) == len(npu.graphs)
 
 
 @needs_converters

@@ -1,6 +1,6 @@
 """A tiny openPangu teacher with Medusa heads, lowered to GE graphs without its weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,8 +34,8 @@ class Lowered:
     index: object
 
 
-def lower_tiny(source: Path) -> Lowered:
-    """Prefill, decode, verify and draft of a tiny teacher at KV length 640, in bf16."""
+def lower_tiny(source: Path, kinds: Container[str] = ("prefill", "decode", "verify", "accept", "draft")) -> Lowered:
+    """Steps of those kinds, of a tiny teacher at KV length 640, in bf16."""
     from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.compiler.bundle.sources import Sources
     from draftwood.compiler.ge.graph import Graph
@@ -63,6 +63,8 @@ def lower_tiny(source: Path) -> Lowered:
     airs, signatures = {}, {}
     steps = static_steps(request.shapes, sizes, modules[0], decode_rows=2, form="npu")
     for step in [*steps, *draft_steps(request.shapes, sizes, sources.draft_model, modules, static=True)]:
+        if step.signature.kind not in kinds:
+            continue
         with mode:
             program = trace(step)
         name = step.signature.name

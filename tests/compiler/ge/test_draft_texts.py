@@ -34,7 +34,7 @@ from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 
 PLACES = 3
-TREES = (("plain", Topology.plain()), ("budget", Budget(4, 3, 2)))
+TREES = (("plain", Topology.plain()), ("budget", Budget(4, 2, 2)))
 GRAPH = "draft-budget-kv128"
 
 
@@ -130,6 +130,7 @@ def test_check_holds_them_to_eager_drafts_of_each(engine: GeEngine) -> None:
     assert [one.caught for one in found if isinstance(one, Control)] == [True] * 2
 
 
+@pytest.mark.slow  # the usual run has a text's own drafts so: test_drafters
 def test_the_program_for_a_device_is_the_one_that_was_proved(bundle: Bundle, engine: GeEngine) -> None:
     """Compiled as for a device, its graph compared with the file's, and then run on the CPU."""
     executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)

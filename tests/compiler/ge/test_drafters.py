@@ -10,6 +10,8 @@ import pytest
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.ge.graph import Graph
+from draftwood.compiler.ge.interpreter import shapes
+from draftwood.compiler.ge.operator_rules import engines
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
@@ -19,7 +21,7 @@ from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 
 TREES = {
-    "eagle3": (("backbone", Topology.backbone(2, 2)), ("budget", Budget(4, 3, 2))),
+    "eagle3": (("backbone", Topology.backbone(2, 2)), ("budget", Budget(4, 2, 2))),
     "fasteagle": (("backbone", Topology.backbone(2, 2)),),
 }
 DRAFTS = {"eagle3": ["draft-backbone-kv128", "draft-budget-kv128"], "fasteagle": ["draft-kv128"]}
@@ -44,21 +46,23 @@ def bundle(
     return Bundle.open(kept(f"ge-{kind}", partial(build, asked)))
 
 
-def test_draft_and_extend_graphs_copy_no_cache(bundle: Bundle) -> None:
+def test_draft_and_extend_graphs_copy_no_cache_and_run_on_the_ai_core(bundle: Bundle) -> None:
     assert bundle.manifest.graph_set("ge") is not None and bundle.manifest.drafter is not None
     found = [graph for graph in bundle.manifest.graph_set("ge").graphs if graph.kind in ("extend", "draft")]
     assert [graph.name for graph in found] == ["extend-t8-kv128", *DRAFTS[bundle.manifest.drafter.kind]]
     for signature in found:
-        proof = prove_in_place(Graph.load(bundle.folder / signature.file), signature)
+        graph = Graph.load(bundle.folder / signature.file)
+        assert engines(graph, shapes(graph)).keys() == {"AI Core"}
+        proof = prove_in_place(graph, signature)
         assert len(proof) == len(bundle.manifest.drafter.buffers) == len(signature.caches)
         assert all(one.readers for one in proof)
 
 
-ENGINES = [("eagle3", "ge"), ("eagle3", "npu"), ("fasteagle", "ge")]
+ENGINES = [("eagle3", "ge"), ("fasteagle", "ge"), ("fasteagle", "npu")]
 
 
 @pytest.mark.parametrize(
-    ("bundle", "name"), [*ENGINES, pytest.param("fasteagle", "npu", marks=pytest.mark.slow)], indirect=["bundle"]
+    ("bundle", "name"), [*ENGINES, pytest.param("eagle3", "npu", marks=pytest.mark.slow)], indirect=["bundle"]
 )
 def test_every_engine_equals_eager_pytorch(bundle: Bundle, name: str) -> None:
     """The graphs interpreted; and the steps compiled as for the device, then run on the CPU."""

@@ -162,7 +162,9 @@ def test_an_acceptance_is_16_kernels_and_with_noise_148() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "most", "several"), [(Topology.backbone(3, 1), 113, 119), (Budget(16, 5, 4), 275, 290)], ids=str
+    ("tree", "most", "several"),
+    [(Topology.backbone(3, 1), 113, 119), pytest.param(Budget(16, 5, 4), 275, 290, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_a_draft_of_eagle3_runs_nothing_for_its_own_tables(tree: Topology | Budget, most: int, several: int) -> None:
     """118 and 278 while every level read the rotary tables, and two rows were copied next to each other.

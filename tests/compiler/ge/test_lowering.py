@@ -22,6 +22,7 @@ from draftwood.manifest import StepSignature, TensorSignature
 from draftwood.noise import ROUNDS
 
 NAMES = ("prefill-t8-kv640", "decode-kv640", "verify-t7-kv640", "draft")
+SOME = ("verify", "draft")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,11 +89,12 @@ spec = importlib.util.spec_from_file_location("lowering_of_the_test", {str(Path(
 module = importlib.util.module_from_spec(spec)
 import sys; sys.modules[spec.name] = module
 spec.loader.exec_module(module)
-for name, air in module.lower_tiny(Path({str(tiny_source)!r})).airs.items():
+for name, air in module.lower_tiny(Path({str(tiny_source)!r}), {SOME}).airs.items():
     print(name, hashlib.sha256(air).hexdigest())
 """
     lines = python(code, environment={"PYTHONHASHSEED": "7"}).splitlines()
-    assert lines == [f"{name} {hashlib.sha256(air).hexdigest()}" for name, air in lowered.airs.items()]
+    want = {name: air for name, air in lowered.airs.items() if lowered.signatures[name].kind in SOME}
+    assert len(want) == 2 and lines == [f"{name} {hashlib.sha256(air).hexdigest()}" for name, air in want.items()]
 
 
 class OneOperator(nn.Module):

@@ -67,13 +67,12 @@ def check(decoder: Decoder, make: Callable[[Decoder], Step]) -> None:
     assert len(whole) == len(stamped)
 
 
+SLOW = pytest.mark.slow
 # A mixture, and biases; the CPU's graphs are compared for more of them.
 QUICK = ("Qwen3Moe", "PanguEmbedded")
 
 
-@pytest.mark.parametrize(
-    "family", [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in FAMILIES if one not in QUICK)]
-)
+@pytest.mark.parametrize("family", [*QUICK, *(pytest.param(one, marks=SLOW) for one in FAMILIES if one not in QUICK)])
 def test_families(
     family: str, tmp_path: Path, save_llama: Callable, save_pangu: Callable, load_decoder: Callable
 ) -> None:
@@ -122,7 +121,7 @@ def test_ranks(config: TeacherConfig) -> None:
         check(decoder, STEPS["verify"])
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "fasteagle"])
+@pytest.mark.parametrize("kind", ["eagle3", *(pytest.param(kind, marks=SLOW) for kind in ("medusa", "fasteagle"))])
 def test_whole_steps_of_drafters(
     kind: str, tiny_teacher: Path, tiny_heads: Path, tiny_drafters: dict[str, Path]
 ) -> None:

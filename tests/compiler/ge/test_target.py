@@ -88,8 +88,8 @@ def test_weights_bound_later_are_those_copied(
     after, whole = files(folder), files(copied[0])
     assert {name for name in after if before.get(name) != after[name]} == {"npu/weights.bin", "manifest.json"}
     assert after["npu/weights.bin"] == whole["npu/weights.bin"]
-    airs = [name for name in whole if name.endswith(".air")]
-    assert airs and all(after[name] == whole[name] for name in airs)
+    # Two builds give equal bytes; the manifest notes that one was without weights.
+    assert {name for name in after if after[name] != whole.get(name)} <= {"manifest.json"} and len(after) == len(whole)
     assert bound.teacher.digest == copied[1].teacher.digest
     assert encode(Bundle.open(folder).manifest) == encode(bound)
     with pytest.raises(BundleError, match="has its weights already"):
@@ -107,11 +107,6 @@ def test_linked_weights_are_used_where_they_lie(
     assert index.bytes < whole.bytes
     found, wanted = map_npu_weights(folder / "npu", index), map_npu_weights(copied[0] / "npu", whole)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-
-
-def test_two_builds_give_equal_bytes(copied: tuple[Path, Manifest], tmp_path: Path, request_: BuildRequest) -> None:
-    build(request_, tmp_path / "again")
-    assert files(tmp_path / "again") == files(copied[0])
 
 
 def test_weights_of_another_model_are_refused(
