@@ -15,16 +15,16 @@ import errno
 import importlib
 import io
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from fcntl import F_GETFL, fcntl
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple, TextIO
 
 from draftwood.environment import AUTOLOAD
 from draftwood.errors import UserError
+from draftwood.tools.signals import end_on_signals
 from draftwood.version import __version__
 
 # What the machine refuses, whatever the command: no fault of ours, so one line. The last four are of paths: a file
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None, program: Program = DRAFTWOOD) -> int
     """Runs one command and returns its exit code; never raises for what a user can get wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # a process of the command's own
-        signal.signal(signal.SIGTERM, _end)
+        end_on_signals()
     if not _takes(sys.stdout):
         return 2
     if not _takes(sys.stderr):  # the answer and the exit code tell enough
@@ -123,11 +123,6 @@ def main(argv: Sequence[str] | None = None, program: Program = DRAFTWOOD) -> int
             sys.stderr.flush()
         except OSError:  # a full disk, say
             _silence(sys.stderr)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    """Ends as an error would, so that servers that were started are ended and half-written files go."""
-    raise SystemExit(128 + number)
 
 
 def _takes(stream: TextIO | None) -> bool:

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -195,6 +196,32 @@ sys.exit(cli.main())
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (143, "ended\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_compiled_module_is_loaded_before_the_command_ends(number: signal.Signals, tmp_path: Path) -> None:
+    """numpy's imports datetime while it sets itself up; interrupted there, it raises an ImportError."""
+    code = f"""
+import os, signal, sys
+from draftwood.tools import cli
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "datetime":
+            print(name)
+            os.kill(os.getpid(), {int(number)})
+
+def run(program, command, arguments):
+    sys.meta_path.insert(0, Finder())
+    import numpy
+    while True:
+        signal.pause()
+
+cli._run = run
+sys.exit(cli.main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "datetime\n", "")
 
 
 def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,14 @@ answers, and its answers are ranked.
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +175,34 @@ def executor_of(workers: int | str) -> Iterator[Executor | None]:
         return
     # Not forked: a forked child of a process with PyTorch's threads may hang.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield pool
+        try:
+            _start(pool, workers)
+            yield pool
+        except BaseException as error:
+            _end(pool)
+            if not isinstance(error, BrokenProcessPool):
+                raise
+            raise RequestError(
+                f"--workers {workers}: one has ended, as the system ends a process if memory runs out; take fewer; the"
+                " same command goes on from the jobs that are counted"
+            ) from error
+
+
+def _start(pool: ProcessPoolExecutor, workers: int) -> None:
+    """Starts the processes. A terminal sends SIGINT to all; they do not take it, for this process ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for _ in range(workers):
+            pool.submit(os.getpid)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """Ends the processes, whatever they are at: nobody waits for it any more."""
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in active_children():
+        process.terminate()
 
 
 def figures(calibration: Calibration) -> dict[str, Any]:

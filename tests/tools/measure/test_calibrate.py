@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +20,7 @@ from draftwood.errors import RequestError, TreeError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy import widest_gear
 from draftwood.tools.cli import main
-from draftwood.tools.commands.calibrate import figures, parse_temperatures
+from draftwood.tools.commands.calibrate import executor_of, figures, parse_temperatures
 from draftwood.tools.measure.calibrate import CANDIDATES, Job, count, count_all, jobs, visited
 from draftwood.tools.prompts import read_prompts
 from draftwood.trees.calibration import END, Calibration
@@ -148,6 +149,20 @@ def test_a_teachers_answers_are_not_added_to_those_of_another(work: list[Job], t
     strange = replace(work[1], models={**work[1].models, "teacher": "another"})
     with pytest.raises(TreeError, match="the counts are of two teachers"):
         list(count_all([strange], stats, None))
+
+
+def test_workers_end_with_the_command_whatever_they_are_at() -> None:
+    with pytest.raises(KeyboardInterrupt), executor_of(2) as pool:
+        assert pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()).result() == {signal.SIGINT}
+        for _ in range(2):
+            pool.submit(time.sleep, 600)
+        raise KeyboardInterrupt
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def test_a_worker_that_is_lost_is_one_line() -> None:
+    with pytest.raises(RequestError, match="--workers 2: one has ended, as the system ends"), executor_of(2) as pool:
+        pool.submit(os._exit, 1).result()
 
 
 @pytest.mark.parametrize("text", ["", "warm", "-1", "0,inf", "nan"])
