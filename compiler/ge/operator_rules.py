@@ -313,6 +313,11 @@ def _gating(use: Use) -> Iterator[Broken]:
         yield "error", f"k is {k} of {experts} experts; expected 1 to {min(experts, 1024)}"
 
 
+def _ranked(use: Use) -> Iterator[Broken]:
+    if not attribute(use.node, "sorted"):  # which the interpreter does sort
+        yield "error", "its values come in any order; expected sorted, for a place is a rank"
+
+
 def _routing(use: Use) -> Iterator[Broken]:
     places = math.prod(use.shape("expert_idx"))
     covered = {"active_num": (places,), "drop_pad_mode": (0,), "expert_tokens_num_type": (1, 2), "quant_mode": (-1, 1)}
@@ -378,6 +383,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("RmsNorm", "AddRmsNorm"), Rule(DEFINITION, _norm)),
     "SwiGlu": Rule(DEFINITION, _swiglu),
     "MoeGatingTopKSoftmax": Rule(_GATING, _gating),
+    "TopKV2": Rule(DEFINITION, _ranked),
     "MoeInitRoutingV3": Rule(_ROUTING, _routing),
     "GroupedMatmul": Rule(_GROUPED, _grouped),
     "MoeFinalizeRoutingV2": Rule(_FINALIZE, _finalize),

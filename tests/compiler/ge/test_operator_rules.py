@@ -81,6 +81,11 @@ def test_what_keeps_the_rules_is_not_found() -> None:
     assert found("ScatterNdUpdate", var=(64, 32), indices=(7, 1), updates=(7, 32)) == []
 
 
+def test_a_place_among_the_best_is_a_rank() -> None:
+    assert found("TopKV2", x=(7, 32)) == []
+    assert "expected sorted" in found("TopKV2", x=(7, 32), attributes={"sorted": False})[0]
+
+
 # Of 24 places, as our graphs have it.
 ROUTING = {"active_num": 24, "expert_num": 128, "drop_pad_mode": 0, "expert_tokens_num_type": 1, "quant_mode": -1}
 ROUTING |= {"expert_tokens_num_flag": True}
