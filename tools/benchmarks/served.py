@@ -25,6 +25,7 @@ from draftwood.tools.benchmarks.peers import gguf_file
 READY_SECONDS, ANSWER_SECONDS, END_SECONDS = 300, 600, 60
 OURS = "draftwood serve"
 LLAMA = "llama-server"
+_PATH = "/v1/completions"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _ready(port: int) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
-    except OSError:
+    except (OSError, http.client.HTTPException):  # not there yet, or somebody else's
         return False
 
 
@@ -143,38 +144,57 @@ def stream(port: int, ids: Sequence[int], count: int) -> StreamedAnswer:
     """One greedy answer of ``count`` tokens to a prompt of token ids.
 
     Raises:
-        RequestError: the server answers with an error.
+        RequestError: the server answers with an error, with fewer tokens, or not at all.
     """
     began = time.perf_counter()
     # llama-server otherwise keeps a slot's last prompt.
     extensions = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, "cache_prompt": False}
-    answer = _post(port, {"prompt": list(ids), "max_tokens": count, "temperature": 0, **extensions})
     first = last = 0.0
-    tokens = 0
-    while line := answer.readline():
-        if not line.startswith(b"data: {"):
-            continue
-        chunk = json.loads(line[6:])
-        tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
-        # We begin with an empty chunk, and others end with one.
-        if any(choice.get("text") for choice in chunk.get("choices", ())):
-            last = time.perf_counter() - began
-            first = first or last
+    tokens, said = 0, b""
+    with _asked(port, {"prompt": list(ids), "max_tokens": count, "temperature": 0, **extensions}) as answer:
+        while line := answer.readline():
+            if not line.startswith(b"data: {"):
+                continue
+            said = line
+            chunk = json.loads(line[6:])
+            tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+            # We begin with an empty chunk, and others end with one.
+            if any(choice.get("text") for choice in chunk.get("choices", ())):
+                last = time.perf_counter() - began
+                first = first or last
+    if tokens != count:
+        raise RequestError(f"{_PATH}: {tokens} tokens, expected {count}; it last said {_shown(said)}")
     return StreamedAnswer(first, last, tokens)
 
 
 def accepted(port: int, text: str, count: int, schema: dict[str, Any] | None) -> float | None:
     """Tokens a drafted step of an answer, held to a JSON schema or free; None if no step drafted."""
     constraint = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
-    answer = _post(port, {"prompt": text, "max_tokens": count, "temperature": 0, **(constraint if schema else {})})
-    drafted = json.loads(answer.read())["usage"]["speculative_decoding"]
-    return 1 + drafted["num_accepted_tokens"] / drafted["num_spec_steps"] if drafted else None
+    body = {"prompt": text, "max_tokens": count, "temperature": 0, **(constraint if schema else {})}
+    with _asked(port, body) as answer:
+        drafted = json.loads(answer.read())["usage"]["speculative_decoding"]
+        return 1 + drafted["num_accepted_tokens"] / drafted["num_spec_steps"] if drafted else None
 
 
-def _post(port: int, body: dict[str, Any]) -> http.client.HTTPResponse:
+@contextmanager
+def _asked(port: int, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a request; RequestError if the server is gone, is late, or says what no such server does."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
-    connection.request("POST", "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
-    answer = connection.getresponse()
-    if answer.status != 200:
-        raise RequestError(f"POST /v1/completions: {answer.status} {answer.read(300).decode(errors='replace')}")
-    return answer
+    try:
+        connection.request("POST", _PATH, json.dumps(body).encode(), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise RequestError(f"POST {_PATH}: {answer.status} {_shown(answer.read(300))}")
+        yield answer
+    except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RequestError(
+            f"POST {_PATH}: no answer that can be read ({type(error).__name__}: {_shown(str(error).encode())}); the"
+            " server that is measured has ended, is slow, or speaks otherwise; run it by itself, then evaluate again"
+        ) from error
+    finally:
+        connection.close()
+
+
+def _shown(said: bytes) -> str:
+    """The begin of what a server said, on one line."""
+    return " ".join(said[:300].decode(errors="replace").split()) or "nothing"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import draftwood
+from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools.benchmarks import served
 from draftwood.tools.benchmarks.open_bundles import Lab, Opened
@@ -78,6 +79,8 @@ def _prompts(bundle: Bundle, lab: Lab, length: int, count: int) -> list[list[int
     tokenizer = bundle.tokenizer
     assert tokenizer is not None, "a bundle without one is refused"
     ids = list(chain.from_iterable(tokenizer.encode(prompt.text) for prompt in lab.prompts))
+    if len(ids) < length:
+        raise RequestError(f"--prompts: {len(ids)} tokens in all, expected {length} for a text of {NAME}; give more")
     starts = islice(cycle(range(0, len(ids) - length + 1, length)), count)
     return [ids[start : start + length] for start in starts]
 
