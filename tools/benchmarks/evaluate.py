@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
 def _over(suite: Suite, args: argparse.Namespace) -> Suite:
     """The suite over the bundles that are given, or its own; says which sections are left out."""
     from draftwood.manifest import Manifest
-    from draftwood.tools.benchmarks.named_bundles import read_bundles
+    from draftwood.tools.benchmarks.named_bundles import check_one_text, read_bundles
     from draftwood.tools.benchmarks.registry import SECTIONS
     from draftwood.tools.demo import resolve
 
@@ -77,7 +77,11 @@ def _over(suite: Suite, args: argparse.Namespace) -> Suite:
     model = resolve(args.model) if args.model else None
     if model and not model.exists():
         raise RequestError(f"--model {args.model}: no such file or folder")
-    chosen = suite.over(read_bundles(named), takes, args.engine or suite.engine, model)
+    bundles = read_bundles(named)
+    chosen = suite.over(bundles, takes, args.engine or suite.engine, model)
+    for name, ask in chosen.sections.items():
+        if SECTIONS[name].one_text:
+            check_one_text({bundle: bundles[bundle] for bundle in ask.bundles}, name)
     if left := [name for name in suite.sections if name not in chosen.sections]:
         print(f"left out, for these bundles are not measured so: {', '.join(left)}", file=sys.stderr)
     return chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,3 +50,14 @@ def read_bundles(named: Sequence[str]) -> dict[str, NamedBundle]:
             f"--bundle: {' and '.join(teachers.values())} hold different teachers; measure one at a time"
         )
     return givens
+
+
+def check_one_text(bundles: Mapping[str, NamedBundle], section: str) -> None:
+    """RequestError if these bundles of a teacher round its weights differently, and so write different texts."""
+    (first, given), *others = bundles.items()
+    for name, other in others:
+        if other.manifest.teacher.config != given.manifest.teacher.config:
+            raise RequestError(
+                f"--bundle: {first} and {name} hold the teacher in different precisions, so their texts differ, and"
+                f" {section} compares them; measure one precision at a time, or take --sections without {section}"
+            )

@@ -83,5 +83,7 @@ class Section:
     show: Callable[[list[Row]], Iterator[Block]]
     # Whether it can measure a bundle.
     takes: Callable[[Manifest], bool] = lambda manifest: True
+    # Whether the texts of all bundles are compared with each other.
+    one_text: bool = False
     # Whether other programs read the teacher's checkpoint.
     needs_checkpoint: bool = False

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draftwood.errors import RequestError
-from draftwood.tools.benchmarks.named_bundles import read_bundles
+from draftwood.tools.benchmarks.named_bundles import check_one_text, read_bundles
 from draftwood.tools.benchmarks.registry import SECTIONS
 from draftwood.tools.benchmarks.run import tasks_of
 from draftwood.tools.benchmarks.suite import FOLDER, read_suite
@@ -54,6 +54,17 @@ def test_a_section_has_the_bundles_and_the_lengths_that_it_can_measure(tiny_bund
     other = msgspec.structs.replace(sections["turns"], bundles=("three",))
     with pytest.raises(RequestError, match="turns asks for bundle 'three'"):
         msgspec.structs.replace(suite, sections={"turns": other}).over(given, lambda *_: True, None, None)
+
+
+def test_turns_compare_bundles_of_one_precision(tiny_bundle: Path) -> None:
+    given = read_bundles([f"one={tiny_bundle}", f"two={tiny_bundle}"])
+    check_one_text(given, "turns")
+    manifest = given["two"].manifest
+    rounded = msgspec.structs.replace(manifest.teacher, config=manifest.teacher.config | {"quantised": ["layers.0.o"]})
+    two = given["two"]._replace(manifest=msgspec.structs.replace(manifest, teacher=rounded))
+    with pytest.raises(RequestError, match="one and two hold the teacher in different precisions"):
+        check_one_text(given | {"two": two}, "turns")
+    assert [name for name, section in SECTIONS.items() if section.one_text] == ["turns"]
 
 
 def test_a_limit_takes_from_every_source_evenly() -> None:

@@ -81,4 +81,5 @@ SECTION = Section(
     prepare=prepare,
     measure=measure_conversation,
     show=show,
+    one_text=True,
 )
