@@ -272,17 +272,23 @@ def _torchair() -> ModuleType:
         importlib.import_module("torch_npu")
         return _with_ours(importlib.import_module("torchair"))
     sys.modules.setdefault(_EXTENSION, _StandIn(_EXTENSION))
-    # torchair takes over SIGINT and SIGTERM at import to shut a device down that is not there.
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     sys.path.insert(0, str(package.parent))
     try:
-        with _quiet(), _torch_npu_absent():
+        with _quiet(), _torch_npu_absent(), _signals_left():
             return _with_ours(importlib.import_module("torchair"))
     finally:
         sys.path.remove(str(package.parent))
-        with contextlib.suppress(ValueError):  # not the main thread: then torchair has left them alone, too
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+
+
+def _signals_left() -> contextlib.AbstractContextManager[Any]:
+    """torchair takes over SIGINT and SIGTERM at import to shut a device down that is not there. One that came while its
+    handlers stood would be lost, so they never do."""
+    take = signal.signal
+
+    def left(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if number in (signal.SIGINT, signal.SIGTERM) else take(number, handler)
+
+    return patch.object(signal, "signal", left)
 
 
 def _with_ours(torchair: ModuleType) -> ModuleType:

@@ -1,6 +1,7 @@
 """Lowered graphs: inputs as the signature lists them, weights outside, caches in place, equal bytes."""
 
 import hashlib
+import signal
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from draftwood.compiler.ge import torchair_bridge
 from draftwood.compiler.ge.graph import HELD
 from draftwood.compiler.ge.lowering import fold_constants, lower_to_ge
 from draftwood.compiler.ge.torchair_bridge import convert
@@ -146,3 +148,11 @@ def test_noise_of_a_large_vocabulary_is_made_on_the_ai_core() -> None:
     graph = convert(torch.export.export(WholeNoise(), (torch.zeros(2, ROUNDS, 5, dtype=torch.int32),)), {}, "noise")
     fold_constants(graph)
     assert {"Log", "SelectV2"} <= {op.type for op in graph.op} and "Range" not in {op.type for op in graph.op}
+
+
+def test_a_signal_that_comes_while_torchair_is_imported_is_ours() -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with torchair_bridge._signals_left():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # as torchair does with its own
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
