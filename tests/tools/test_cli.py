@@ -218,9 +218,11 @@ def run(program, command, arguments):
         signal.pause()
 
 cli._run = run
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in its background ignores it
 sys.exit(cli.main())
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "datetime\n", "")
 
 
