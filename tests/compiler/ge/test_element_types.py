@@ -29,7 +29,8 @@ from draftwood.trees.spec import Budget
 HALF, WIDE, SHORT, LONG = torch.bfloat16, torch.float32, torch.int32, torch.int64
 # What torchair makes a bf16 log-sum-exp of, one number a row but for the sum itself: GE widens it to float32.
 WIDENED = ("ReduceLogSumExp", "MaskedFill")
-# Medusa's heads are those of the experts' bundle, the teacher is test_texts', other drafters are test_drafters'.
+# Medusa's heads are those of the experts' bundle, the teacher is test_texts'. Where the graphs of EAGLE-3 and FastEagle
+# run, test_drafters asks in the usual run; whether they get casts, only the slow one.
 SLOW = ("medusa", "eagle3", "fasteagle", "peagle", "dflash", "dspark", "w8a8")
 KINDS = ("experts", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW))
 

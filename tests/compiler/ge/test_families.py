@@ -58,7 +58,7 @@ class Interpreted:
         return logits
 
 
-# Mixtures, a block of other norms, and biases; the rest differ in what the CPU's graphs are held to as well.
+# Mixtures, a block of other norms, and biases. The CPU's graphs of the other families are compared in every run.
 QUICK = ("Qwen3Moe", "Mixtral", "Glm4", "PanguEmbedded")
 
 
