@@ -201,7 +201,7 @@ def prompts(folder: Path, rng: random.Random) -> str:
 def chat(folder: Path, rng: random.Random) -> str:
     """Gives a bundle the messages of a file, as ``run --chat`` does."""
     opened = Bundle.open(folder.parent / "bundle", "fast")
-    asked = argparse.Namespace(bundle=opened.folder, prompt_ids=None, prompt=None, chat=folder / "chat.json")
+    asked = argparse.Namespace(bundle=opened.folder, prompt_ids=None, prompt=None, chat=str(folder / "chat.json"))
     return f"{len(prompt_ids(opened, given_prompt(asked)))} tokens"
 
 

@@ -88,6 +88,15 @@ def test_run_prints_the_same_text_for_every_gear(
     assert tree["steps"] < plain["steps"] and tree["finish_reason"] == plain["finish_reason"]
 
 
+def test_run_answers_a_message_as_it_answers_a_file_of_it(
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "chat.json").write_text(json.dumps([{"role": "user", "content": "the cat sat"}]))
+    answers = [output(capsys, "run", tiny_bundle, "--chat", chat) for chat in ("the cat sat", tmp_path / "chat.json")]
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    assert answers[0]["token_ids"] != output(capsys, "run", tiny_bundle, "--prompt", "the cat sat")["token_ids"]
+
+
 @pytest.mark.parametrize("words", [("run", "--prompt", "the cat"), ("chat",)], ids=["run", "chat"])
 def test_a_text_for_a_bundle_without_tokenizer_is_refused_before_graphs_are_opened(
     words: tuple[str, ...],

@@ -107,7 +107,7 @@ PLACES = (
     "quantize WRONG PROMPTS --out OUT", "quantize MODEL WRONG --out OUT", "quantize MODEL PROMPTS --out WRONG",
     "export vllm MODEL WRONG --out OUT", "export vllm MODEL HEADS --out WRONG", "bind WRONG MODEL", "inspect WRONG",
     "check WRONG", "tune WRONG", "bench WRONG", "bench BUNDLE --prompts WRONG", "run WRONG --prompt x",
-    "run BUNDLE --chat WRONG", "serve WRONG",
+    "run BUNDLE --chat WRONG.json", "serve WRONG",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from draftwood.errors import RequestError
@@ -111,6 +112,8 @@ def decoding_options(args: argparse.Namespace) -> Asked:
 def given_prompt(args: argparse.Namespace) -> Prompt:
     """The prompt that was given as ``--prompt``, ``--prompt-ids`` or ``--chat``.
 
+    The value of ``--chat`` is the name of a file if it ends in .json.
+
     Raises:
         RequestError: it is none, or a text for a bundle without tokenizer: opening a large one's graphs takes minutes.
         BundleError: the bundle has no readable manifest.
@@ -124,8 +127,10 @@ def given_prompt(args: argparse.Namespace) -> Prompt:
         raise RequestError(f"{args.bundle}: has no tokenizer; give token ids: --prompt-ids 1,2,3")
     if args.prompt is not None:
         return str(args.prompt)
+    if not args.chat.endswith(".json"):
+        return [{"role": "user", "content": args.chat}]
     try:
-        chat = json_of(read_text(args.chat))
+        chat = json_of(read_text(Path(args.chat)))
     except (OSError, ValueError) as error:
         raise RequestError(f"--chat {args.chat}: not a readable JSON file ({error})") from error
     if not isinstance(chat, list | dict):

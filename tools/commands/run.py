@@ -30,10 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids to continue")
     prompt.add_argument(
         "--chat",
-        type=Path,
-        metavar="FILE.json",
-        help='[{"role": "user", "content": "..."}, ...], or an object of messages, tools,'
-        " documents and chat_template_kwargs",
+        metavar="TEXT",
+        help='a user\'s message to answer, or FILE.json: [{"role": "user", "content": "..."}, ...],'
+        " or an object of messages, tools, documents and chat_template_kwargs",
     )
     add_decoding_arguments(parser)
     add_policy_argument(parser)
