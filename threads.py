@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
@@ -15,9 +16,17 @@ MOST_THREADS = 1024
 _shared = False
 
 
-def default_threads() -> int:
-    """The processors this process may use."""
-    return len(os.sched_getaffinity(0))
+def default_threads(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """The processors this process may use: the scheduler's mask and a container's quota counted, which ``limit``
+    holds."""
+    if not hasattr(os, "sched_getaffinity"):  # macOS
+        return os.cpu_count() or 1
+    try:
+        quota, period = limit.read_text().split()
+    except (OSError, ValueError):
+        quota = period = "max"
+    most = int(quota) // int(period) if quota.isdecimal() and period.isdecimal() else MOST_THREADS
+    return max(1, min(len(os.sched_getaffinity(0)), most))
 
 
 def counted_threads(threads: int | None) -> int:

@@ -8,7 +8,6 @@ A bundle stays as it was built, so facts of one machine alone lie next to it.
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import warnings
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from draftwood.manifest import DAMAGED, encode
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.registry import engine_kind
+from draftwood.threads import default_threads
 from draftwood.version import __version__
 
 VERSION = 2
@@ -56,7 +56,7 @@ def machine_name() -> str:
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
     except OSError:  # not Linux
         pass
-    return f"{platform.node()}, {model}, {len(os.sched_getaffinity(0))} processors"
+    return f"{platform.node()}, {model}, {default_threads()} processors"
 
 
 def releases_here(engine: str) -> dict[str, str]:
@@ -89,7 +89,7 @@ def bundle_digest(bundle: Bundle) -> str:
 
 def tuned_file(bundle: Bundle, engine: str, threads: int | None) -> Path:
     """Where the times of an engine with that many threads are kept; None means all processors."""
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or default_threads()
     key = f"{machine_name()} {bundle_digest(bundle)} {engine} {threads}"
     return cache_home() / "draftwood" / "tuned" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
@@ -139,7 +139,7 @@ def keep_times(bundle: Bundle, engine: str, threads: int | None, times: Sequence
         machine=machine_name(),
         bundle=bundle_digest(bundle),
         engine=engine,
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads or default_threads(),
         releases=releases_here(engine),
         times=tuple(times),
     )

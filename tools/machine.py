@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftwood import environment
+from draftwood.threads import default_threads
 
 # What decides which matrix kernels run, x86 and Arm.
 FEATURES = (
@@ -39,22 +40,9 @@ def processor(cpuinfo: str | None = None) -> dict[str, object]:
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     return {
         "model": fields.get("model name") or platform.processor() or platform.machine(),
-        "threads": usable_threads(),
+        "threads": default_threads(),
         "features": [name for name in FEATURES if name in flags],
     }
-
-
-def usable_threads() -> int:
-    """Processors that this process may use: the scheduler's mask and a container's quota counted."""
-    with contextlib.suppress(AttributeError):  # not on every system
-        return min(len(os.sched_getaffinity(0)), _quota() or 1 << 20)
-    return os.cpu_count() or 1
-
-
-def _quota() -> int:
-    """Whole processors of the container's quota, 0 if there is none."""
-    quota, _, period = read_text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
-    return max(1, int(quota) // int(period)) if quota.isdecimal() and period.strip().isdecimal() else 0
 
 
 def memory() -> dict[str, int | None]:

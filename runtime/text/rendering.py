@@ -12,6 +12,7 @@ by name. Each is answered by an object of ``text``, ``refused`` or ``failed``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import resource
@@ -131,7 +132,8 @@ def bounded(template: jinja2.Template, values: dict[str, Any]) -> str:
 def limit(what: int, most: int) -> None:
     """Sets a limit of this process, as far as the system lets it; one that is lower already stays."""
     _, hard = resource.getrlimit(what)
-    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    with contextlib.suppress(ValueError):  # macOS refuses one of memory below what is mapped, shared libraries counted
+        resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 if __name__ == "__main__":

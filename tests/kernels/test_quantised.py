@@ -1,5 +1,6 @@
 """Integer products: the reference against whole numbers, the ONNX form against the reference, rows on their own."""
 
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -118,4 +119,4 @@ def test_processors_whose_products_saturate_are_known(tmp_path: Path) -> None:
     ):  # fmt: skip
         path.write_text(f"processor\t: 0\n{line}\n")
         assert products_saturate(path) is saturates
-    assert products_saturate(tmp_path / "missing")
+    assert products_saturate(tmp_path / "missing") is (platform.machine() in ("x86_64", "AMD64"))

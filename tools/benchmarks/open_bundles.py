@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +20,7 @@ from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.policy import Policies, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.tuned import bundle_digest, keep_times, tuned_times
-from draftwood.threads import share_threads
+from draftwood.threads import default_threads, share_threads
 from draftwood.tools.benchmarks.peers import Generate, open_peer
 from draftwood.tools.benchmarks.suite import SectionSettings, Suite
 from draftwood.tools.measure.conversations import Conversation, by_conversation, long_texts, tokenizer_of
@@ -126,7 +125,7 @@ class Lab:
     def peer(self, name: str) -> Generate | str:
         """Another program on the teacher's checkpoint, opened once, with as many threads as ours; or why it is not."""
         if name not in self._peers:
-            self._peers[name] = open_peer(name, self.checkpoint, self.work, len(os.sched_getaffinity(0)))
+            self._peers[name] = open_peer(name, self.checkpoint, self.work, default_threads())
         return self._peers[name]
 
     @property
@@ -141,7 +140,7 @@ class Lab:
 
     def _times(self, engine: Engine, runs: str) -> tuple[StepTime, ...]:
         """Kept in the user's cache: all tasks of a run, and of one that goes on, choose by one table."""
-        threads = len(os.sched_getaffinity(0))
+        threads = default_threads()
         times = tuned_times(engine.bundle, runs, threads)
         if not times:
             self.say(f"timing the gears of {engine.bundle.folder.name}")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import RequestError
+from draftwood.threads import default_threads
 from draftwood.tools.benchmarks.peers import gguf_file
 
 # To be ready, for one answer, and to end.
@@ -53,7 +54,7 @@ def our_command(bundle: Path) -> list[str]:
 
 def llama_command(file: Path, clients: int, context: int) -> list[str]:
     """llama-server on a GGUF file, a slot a client, each of ``context`` tokens, with as many threads as ours has."""
-    threads, room = str(len(os.sched_getaffinity(0))), str(clients * context)
+    threads, room = str(default_threads()), str(clients * context)
     return [LLAMA, "-m", str(file), "-np", str(clients), "-c", room, "-t", threads, "-tb", threads]
 
 

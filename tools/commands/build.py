@@ -204,7 +204,8 @@ class Stopwatch:
 
     def _end(self) -> None:
         if self._name:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit >> 20
             seconds = round(time.monotonic() - self._began, 2)
             self.stages.append({"name": self._name, "seconds": seconds, "peak_memory_mb": peak})
             self._name = ""
