@@ -81,7 +81,7 @@ def write_tokenizer(header: Header, folder: Path) -> bool:
         raise
     except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(f"{header.path}: no tokenizer can be made of its metadata ({error})") from None
-    _add_special(tokenizer, header, tokens)
+    _add_whole(tokenizer, header, tokens)
     named = _named(header, tokens)
     begun = kind in _BEGUN or header.fields.get(f"{_PREFIX}pre") in _BEGUN
     if header.fields.get(f"{_PREFIX}add_bos_token", begun) and "bos_token" in named:
@@ -101,11 +101,11 @@ def _byte_level(header: Header, tokens: list[str]) -> Tokenizer:
     """BPE over the bytes of UTF-8."""
     pre = header.fields.get(f"{_PREFIX}pre", "default")
     merges = [_pair(header, merge) for merge in _strings(header, "merges")]
-    alphabet = _spelling()
+    alphabet, whole = _spelling(), {token for token, _ in _whole(header, tokens)}
     known = set(alphabet.values())
-    # Some files spell added tokens as texts, which a vocabulary of bytes spells as bytes.
+    # Added tokens are spelled as texts; where a file does not call one added, it is bytes like all others.
     vocabulary = {
-        token if set(token) <= known else "".join(alphabet[byte] for byte in token.encode()): id_
+        token if token in whole or set(token) <= known else "".join(alphabet[byte] for byte in token.encode()): id_
         for id_, token in enumerate(tokens)
     }
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, fuse_unk=False, ignore_merges=pre in _WHOLE_WORDS))
@@ -177,20 +177,25 @@ def _spelling() -> dict[int, str]:
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
-def _add_special(tokenizer: Tokenizer, header: Header, tokens: list[str]) -> None:
-    """Tokens that stay whole in a text: control tokens, which decoding leaves out, and those that a user defined."""
-    kinds = header.array(f"{_PREFIX}token_type")
-    if kinds and len(kinds) != len(tokens):
-        raise CheckpointError(f"{header.path}: {_PREFIX}token_type has {len(kinds)} numbers; expected {len(tokens)}")
-    known = tokenizer.get_vocab()
+def _add_whole(tokenizer: Tokenizer, header: Header, tokens: list[str]) -> None:
+    """Adds the tokens that stay whole in a text; decoding leaves control tokens out."""
     for kind, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):
         add(
             [
                 AddedToken(token, normalized=False, special=kind == CONTROL)
-                for token, type_ in zip(tokens, kinds, strict=bool(kinds))
-                if type_ == kind and token in known
+                for token, type_ in _whole(header, tokens)
+                if type_ == kind
             ]
         )
+
+
+def _whole(header: Header, tokens: list[str]) -> list[tuple[str, int]]:
+    """The tokens that stay whole in a text, control tokens and those that a user defined, each with its kind."""
+    kinds = header.array(f"{_PREFIX}token_type")
+    if kinds and len(kinds) != len(tokens):
+        raise CheckpointError(f"{header.path}: {_PREFIX}token_type has {len(kinds)} numbers; expected {len(tokens)}")
+    pairs = zip(tokens, kinds, strict=bool(kinds))
+    return [(token, kind) for token, kind in pairs if kind in (CONTROL, USER_DEFINED)]
 
 
 def _named(header: Header, tokens: list[str]) -> dict[str, str]:

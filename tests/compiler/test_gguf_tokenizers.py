@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from draftwood.compiler.checkpoints.gguf_header import read_header
 from draftwood.compiler.teachers.gguf_tokenizer import write_tokenizer
 from draftwood.errors import CheckpointError
+from draftwood.runtime.stream import Stream
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tests.bpe import train_tokenizer
 from draftwood.tests.gguf_files import write_tokens
@@ -109,6 +110,21 @@ def test_a_begin_token_comes_where_llama_cpp_puts_one(
 ) -> None:
     ours = read(save(tmp_path / "m.gguf", byte_level, pre, **more), tmp_path / "ours")
     assert (ours.encode("hat")[0] == len(byte_level[0]) - 2) == begun
+
+
+def test_added_tokens_are_whole_whatever_they_are_spelled_with(
+    byte_level: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    """DeepSeek's marks have characters that no vocabulary of bytes has, and runs of spaces are tokens of their own."""
+    tokens, merges = byte_level
+    added, many = ["<｜User｜>", "   ", "<｜end▁of▁sentence｜>"], len(tokens)
+    kinds = [NORMAL] * many + [DEFINED, DEFINED, CONTROL]
+    write_tokens(tmp_path / "m.gguf", "gpt2", tokens + added, kinds, pre="deepseek-r1-qwen", merges=merges)
+    ours = read(tmp_path / "m.gguf", tmp_path / "ours")
+    ids = ours.encode(text := "<｜User｜>hat   x", special=False)
+    assert (ids[0], ids[-2]) == (many, many + 1) and ours.encode(added[2]) == [many + 2]
+    stream = Stream(ours)
+    assert ours.decode([*ids, many + 2]) == text == stream.push([*ids, many + 2]) + stream.finish()
 
 
 @pytest.mark.parametrize("key", ["add_eos_token", "add_sep_token", "suppress_tokens"])
