@@ -50,14 +50,17 @@ def read_config(folder: Path) -> TeacherConfig:
         raise CheckpointError(f"{path}: an adapter; expected whole weights: merge it with PEFT's merge_and_unload")
     if not (folder / "config.json").exists() and (folder / MANIFEST_FILE).is_file():
         raise CheckpointError(f"{folder}: a bundle; expected a teacher: a Hugging Face folder or a GGUF file")
-    config = config_of(Fields(folder / "config.json", read_json(folder / "config.json")))
+    described = Fields(folder / "config.json", read_json(folder / "config.json"))
+    config = config_of(described)
     if not (path := folder / generation.FILE).is_file():
         return config
     fields = Fields(path, read_json(path))
     ends = fields.tokens("eos_token_id", None)
     if not all(0 <= end < config.vocabulary for end in ends):
         fields.fail("eos_token_id", f"ids below {config.vocabulary}, which vocab_size of config.json says")
-    return replace(config, eos=tuple(dict.fromkeys((*config.eos, *ends))))
+    # A family's own end token is for folders that name none: id 2 is </s> to Llama 2, and "#" to Llama 3.
+    named = config.eos if "eos_token_id" in described.values or not ends else ()
+    return replace(config, eos=tuple(dict.fromkeys((*named, *ends))))
 
 
 def config_of(fields: Fields) -> TeacherConfig:

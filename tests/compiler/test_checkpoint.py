@@ -146,6 +146,17 @@ def test_config_of_a_llama(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("named", "ends"), [({"eos_token_id": 2}, (2, 9)), ({"eos_token_id": None}, (9,)), ({}, (9,))])
+def test_a_familys_own_end_token_is_for_folders_that_name_none(tmp_path: Path, named: dict, ends: tuple) -> None:
+    save_llama(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["eos_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps(config | named))
+    assert read_config(tmp_path).eos == (() if named.get("eos_token_id", 2) is None else (2,))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 9}')
+    assert read_config(tmp_path).eos == ends
+
+
 @pytest.mark.parametrize("spelling", ["bias", "attention_bias"])
 def test_pangu(tmp_path: Path, spelling: str) -> None:
     config = save_pangu(tmp_path, **({} if spelling == "bias" else {"bias": None, "attention_bias": True}))
