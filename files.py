@@ -9,9 +9,11 @@ import codecs
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
 import threading
+from collections.abc import Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,12 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def absolute_path(path: Path) -> Path:
+    """The path from everywhere, without links. A file keeps its own name, whose end says what it is: a cache of
+    downloads links MODEL.gguf to a file without one."""
+    return real_path(path) if path.is_dir() else real_path(path.parent) / path.name
+
+
 def lines_of(text: str) -> list[str]:
     """The lines of a text that `read_text` gave; ``str.splitlines`` would part strings of JSON, too."""
     return text.removesuffix("\n").split("\n") if text else []
@@ -108,6 +116,22 @@ def json_of(text: str) -> Any:
         return json.loads(text, object_pairs_hook=unique)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes: null stands for a float that is no number, which JSON has no form of."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _other_encoding(content: bytes) -> str | None:

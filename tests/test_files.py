@@ -10,7 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftwood.errors import UserError
-from draftwood.files import cache_home, lines_of, open_regular, read_regular, read_text, write_whole
+from draftwood.files import (
+    absolute_path,
+    cache_home,
+    json_text,
+    lines_of,
+    open_regular,
+    read_regular,
+    read_text,
+    write_whole,
+)
 from draftwood.tools.prompts import numbered_lines
 
 
@@ -126,3 +135,17 @@ def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 10 << 20
+
+
+def test_a_file_keeps_its_own_name_among_links_and_a_folder_does_not(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "0a1b").touch()
+    (tmp_path / "link").symlink_to("folder")
+    (tmp_path / "link" / "model.gguf").symlink_to("0a1b")
+    assert absolute_path(tmp_path / "link") == tmp_path / "folder"
+    assert absolute_path(tmp_path / "link" / "model.gguf") == tmp_path / "folder" / "model.gguf"
+
+
+def test_json_has_no_form_of_what_is_no_number() -> None:
+    value = {"a": [1.5, float("inf"), {"b": (float("nan"), "NaN")}]}
+    assert json_text(value) == '{"a": [1.5, null, {"b": [null, "NaN"]}]}'

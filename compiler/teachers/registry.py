@@ -48,6 +48,11 @@ def read_config(folder: Path) -> TeacherConfig:
     """
     if (path := folder / "adapter_config.json").is_file():  # transformers would add it to the weights
         raise CheckpointError(f"{path}: an adapter; expected whole weights: merge it with PEFT's merge_and_unload")
+    if folder.is_file():
+        raise CheckpointError(
+            f"{folder}: a file whose name does not end in .gguf; expected a Hugging Face folder or a GGUF file; if it"
+            " is one, link such a name to it"
+        )
     if not (folder / "config.json").exists() and (folder / MANIFEST_FILE).is_file():
         raise CheckpointError(f"{folder}: a bundle; expected a teacher: a Hugging Face folder or a GGUF file")
     described = Fields(folder / "config.json", read_json(folder / "config.json"))

@@ -152,6 +152,7 @@ def test_a_familys_own_end_token_is_for_folders_that_name_none(tmp_path: Path, n
     config = json.loads((tmp_path / "config.json").read_text())
     del config["eos_token_id"]
     (tmp_path / "config.json").write_text(json.dumps(config | named))
+    (tmp_path / "generation_config.json").unlink()
     assert read_config(tmp_path).eos == (() if named.get("eos_token_id", 2) is None else (2,))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 9}')
     assert read_config(tmp_path).eos == ends

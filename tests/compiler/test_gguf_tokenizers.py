@@ -117,11 +117,11 @@ def test_added_tokens_are_whole_whatever_they_are_spelled_with(
 ) -> None:
     """DeepSeek's marks have characters that no vocabulary of bytes has, and runs of spaces are tokens of their own."""
     tokens, merges = byte_level
-    added, many = ["<｜User｜>", "   ", "<｜end▁of▁sentence｜>"], len(tokens)
+    added, many = ["<\uff5cUser\uff5c>", "   ", "<\uff5cend▁of▁sentence\uff5c>"], len(tokens)
     kinds = [NORMAL] * many + [DEFINED, DEFINED, CONTROL]
     write_tokens(tmp_path / "m.gguf", "gpt2", tokens + added, kinds, pre="deepseek-r1-qwen", merges=merges)
     ours = read(tmp_path / "m.gguf", tmp_path / "ours")
-    ids = ours.encode(text := "<｜User｜>hat   x", special=False)
+    ids = ours.encode(text := "<\uff5cUser\uff5c>hat   x", special=False)
     assert (ids[0], ids[-2]) == (many, many + 1) and ours.encode(added[2]) == [many + 2]
     stream = Stream(ours)
     assert ours.decode([*ids, many + 2]) == text == stream.push([*ids, many + 2]) + stream.finish()

@@ -93,6 +93,23 @@ def test_a_bundle_is_no_teacher(
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.parametrize("name", ["model.gguf", "model"])
+def test_a_links_own_name_says_what_a_file_is(
+    name: str, tiny_heads: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Caches of downloads link a model's name to a file that is named by its digest."""
+    (tmp_path / "0a1b2c").write_bytes(b"no model")
+    (tmp_path / name).symlink_to("0a1b2c")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"id": "{n}", "prompt": "the cat", "text": "the cat"}}\n' for n in range(9)))
+    names = {"MODEL": str(tmp_path / name), "OUT": str(tmp_path / "out"), "PROMPTS": str(prompts)}
+    counts = ("calibrate", "MODEL", "--drafter", str(tiny_heads), "--out", "OUT")
+    said = {"model.gguf": "begins with b'no m'; expected GGUF", "model": "a file whose name does not end in .gguf"}
+    for words in {*COMMANDS.values(), counts} - ({COMMANDS["inspect"]} if name == "model" else set()):
+        assert main([names.get(word, word) for word in words]) == 2, words
+        assert capsys.readouterr().err.startswith(f"draftwood: error: {tmp_path / name}: {said[name]}"), words
+
+
 # WRONG stands for a path that cannot be one; the others are what they are called.
 PLACES = (
     "build WRONG --out OUT", "build MODEL --out WRONG", "build MODEL --drafter WRONG --out OUT",

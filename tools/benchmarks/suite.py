@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from draftwood.errors import RequestError
-from draftwood.files import read_text, real_path
+from draftwood.files import absolute_path, read_text, real_path
 from draftwood.manifest import Manifest
 from draftwood.planned import Count, Size
 from draftwood.tools.benchmarks.named_bundles import NamedBundle
@@ -115,7 +115,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             bundles={name: bundle.folder for name, bundle in bundles.items()},
             engine=engine,
             model=model.stem if model else manifests[0].teacher.config["family"],
-            checkpoint=str(real_path(model)) if model else None,
+            checkpoint=str(absolute_path(model)) if model else None,
         )
 
     def builtins(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
-from draftwood.files import real_path
+from draftwood.files import absolute_path
 
 if TYPE_CHECKING:
     from draftwood.trees.calibration import Calibration
@@ -115,9 +115,9 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
 
     if min(args.workers if isinstance(args.workers, int) else 1, args.max_new_tokens) < 1:
         raise RequestError("--workers and --max-new-tokens: expected 1 or more of each")
-    teacher, prompts = real_path(resolve(args.source)), read_prompts(args.prompts)
+    teacher, prompts = absolute_path(resolve(args.source)), read_prompts(args.prompts)
     temperatures = parse_temperatures(args.temperature)
-    drafter = real_path(resolve(args.drafter))
+    drafter = absolute_path(resolve(args.drafter))
     work = jobs(prompts, teacher, drafter, temperatures=temperatures, max_new_tokens=args.max_new_tokens)
     if work:
         _claim(calibration, args.out, work[0].models)

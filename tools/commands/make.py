@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
-from draftwood.files import real_path, write_whole
+from draftwood.files import absolute_path, real_path, write_whole
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
 from draftwood.tools.made_from import MadeFrom, changed, made_from, read_note
 from draftwood.tools.making.stages import Stage, ours, run
@@ -143,7 +143,7 @@ def _complete(args: argparse.Namespace) -> None:
 
 def _absolute(name: str) -> str:
     """The path of a model; ``demo`` and shapes stay names."""
-    return str(real_path(Path(name))) if Path(name).exists() else name
+    return str(absolute_path(Path(name))) if Path(name).exists() else name
 
 
 def _check(args: argparse.Namespace) -> list[Prompt]:
