@@ -6,11 +6,12 @@ With ``--teacher``: are the bundle's texts those of its teacher, as transformers
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from draftwood.files import json_text
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
@@ -53,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     prompts = list(sample_prompts(bundle, args.prompts, _limit(args)))
     report = check(bundle, prompts, _progress, args.engine)
     if args.json:
-        print(json.dumps(report))
+        print(json_text(report))
     else:
         _print(report)
     _keep(report, args.bundle / (f"check-{args.engine}.json" if args.engine else "check.json"))
@@ -66,7 +67,7 @@ def _keep(report: dict[str, Any], path: Path) -> None:
     from draftwood.files import write_whole
 
     try:
-        write_whole(path, json.dumps(report, indent=1).encode() + b"\n")
+        write_whole(path, json_text(report, indent=1).encode() + b"\n")
     except OSError as error:
         raise RequestError(
             f"{path}: cannot be written ({error.strerror}); the report that was printed is whole"
@@ -103,7 +104,7 @@ def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
     ]
     ok = all(report["ok"] for report in reports)
     if args.json:
-        print(json.dumps({"ok": ok, "texts": reports}))
+        print(json_text({"ok": ok, "texts": reports}))
     else:
         for report in reports:
             print_texts(report)
