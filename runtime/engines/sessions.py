@@ -12,7 +12,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from draftwood.contract import lives
-from draftwood.errors import BundleError
+from draftwood.errors import BundleError, RequestError
 from draftwood.manifest import LAYOUTS, GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
@@ -26,6 +26,8 @@ NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.f
 # Processors whose uint8 by int8 products onnxruntime sums without saturating; on other x86 it needs an option to be
 # exact.
 _EXACT = {"avx_vnni", "avx512_vnni", "amx_int8"}
+# 1.29 and 1.24 abort at int8 weights if products saturate and have to be exact.
+LEAST_ONNXRUNTIME = (1, 30)
 # Kinds of graphs that multiply several rows at every step.
 _OF_ROWS = {"step", "grouped", "batch", "bitwise", "verify", "draft", "draft-texts"}
 
@@ -33,6 +35,9 @@ _OF_ROWS = {"step", "grouped", "batch", "bitwise", "verify", "draft", "draft-tex
 def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.InferenceSession:
     """A session of one graph, on the shared pool if there is one."""
     path = bundle.folder / graph.file
+    if tuple(int(number) for number in ort.__version__.split(".")[:2]) < LEAST_ONNXRUNTIME:
+        least = ".".join(map(str, LEAST_ONNXRUNTIME))
+        raise RequestError(f"{path}: onnxruntime {ort.__version__} is too old for it; install {least} or later")
     options = session_options(bundle, graph, threads)
     try:
         opened = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from draftwood.errors import RequestError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import sessions, static
@@ -36,6 +37,12 @@ def sharing(bundle: Bundle) -> set[str]:
 
 def test_what_multiplies_rows_at_every_step_is_laid_out(bundle: Bundle) -> None:
     assert sharing(bundle) == {"prefill", "decode"}
+
+
+def test_an_onnxruntime_that_would_end_the_process_is_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions.ort, "__version__", "1.29.0")
+    with pytest.raises(RequestError, match=r"onnxruntime 1\.29\.0 is too old for it; install 1\.30 or later"):
+        session(bundle, bundle.graph("step"), 1)
 
 
 def test_static_graphs_share_weights_that_memory_does_not_hold_for_each(
