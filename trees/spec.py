@@ -200,6 +200,8 @@ def _budget(rest: str, where: str) -> tuple[str, Budget]:
 
 
 def _lookup(rest: str, where: str) -> list[tuple[str, Topology | Budget]]:
+    if rest.startswith("lookup:"):
+        raise TreeError(f"{where[:100]}: lookup: stands twice; leave one out")
     lookups: list[tuple[str, Topology | Budget]] = []
     for name, tree in _parse_spec(rest):
         if not isinstance(tree, Topology) or not tree.nodes:
@@ -229,7 +231,7 @@ def _numbers(text: str, separator: str | None, count: int | None, where: str) ->
     parts = text.split(separator) if separator else [text]
     # Six digits are far past MAX_ROWS; more would only make Python's integers slow.
     if (count and len(parts) != count) or not all(re.fullmatch("0*[1-9][0-9]{0,5}", part) for part in parts):
-        raise TreeError(f"{where}: expected whole numbers from 1, as in {KINDS}; got {text!r}")
+        raise TreeError(f"{where}: expected whole numbers from 1 to 999999, as in {KINDS}; got {text!r}")
     return tuple(map(int, parts))
 
 

@@ -41,6 +41,9 @@ class MetadataArray:
     count: int
     start: int
 
+    def __repr__(self) -> str:  # as messages show the value of a key
+        return f"a list of {self.count}"
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:

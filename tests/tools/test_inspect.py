@@ -87,12 +87,14 @@ def test_a_drafter_with_caches_as_text(tiny_draft_bundles: dict[str, Path], caps
     [
         ("nowhere", "no such file or folder"),
         ("full:0", "whole numbers from 1"),
+        ("chain:1000000", "from 1 to 999999"),
+        ("lookup:lookup:chain:3", "lookup: stands twice"),
         ("round:3", "unknown kind 'round'"),
         ("chain:1,chain:2", "expected one"),
         (".", "expected a bundle, as draftwood make or draftwood build writes it"),
         ("x" * 300, "cannot be opened"),
     ],
-    ids=["no such file", "zero", "unknown kind", "two trees", "not a bundle", "name too long"],
+    ids=["no such file", "zero", "million", "twice", "unknown kind", "two trees", "not a bundle", "name too long"],
 )
 def test_what_cannot_be_inspected(
     subject: str,
