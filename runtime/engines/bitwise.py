@@ -51,9 +51,6 @@ class BitwiseEngine(CpuEngine):
     def new_kv(self, slots: int) -> KvCache:
         return BlockKvCache(self.bundle.manifest.teacher.buffers, slots)
 
-    def _with_company(self, lines: list[TextRows]) -> list[TextRows]:
-        return lines
-
     def _attention(
         self, bind: Bindings, text: str, line: TextRows, before: Before, grouped: bool
     ) -> dict[str, NDArray]:

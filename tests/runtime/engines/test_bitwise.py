@@ -1,5 +1,6 @@
 """``--bitwise``: a row's bits do not depend on its place in a tree, its neighbours, the length or the gears before."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 import draftwood
+from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest, check_request
 from draftwood.errors import BundleError, RequestError
 from draftwood.manifest import BLOCK_SLOTS
@@ -20,6 +22,7 @@ from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.proof import prove
 from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.tests.packed_checkpoints import save_packed
 from draftwood.tools.comparison import single
 from draftwood.trees import Topology, TreeBuffers, tensorize
 
@@ -84,6 +87,28 @@ def test_place_with_several_threads(engine: BitwiseEngine, bundles: dict[str, Bu
     several, text, tokens = BitwiseEngine(bundles["medusa"], Opening(threads=3)), np.arange(2, 90), [5, 6, 7]
     assert differing(several, len(text), tensorize(TREES["full"])) == []
     assert np.array_equal(plain_rows(several, text, tokens), plain_rows(engine, text, tokens))
+
+
+@pytest.fixture(scope="module")
+def in_four_bits(
+    save_tiny: Callable[..., Path], tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory
+) -> BitwiseEngine:
+    folder = tmp_path_factory.mktemp("four")
+    (folder / "teacher").mkdir()
+    save_packed(save_tiny(folder / "teacher"), folder / "packed", "awq")
+    asked = BuildRequest(
+        model=folder / "packed", drafter=tiny_heads,
+        trees=(("plain", Topology.plain()), ("full", TREES["full"])), slots=(256,), prefill_rows=(), precision="nbits",
+        bitwise=True,
+    )  # fmt: skip
+    build(asked, folder / "bundle")
+    return BitwiseEngine(Bundle.open(folder / "bundle"), Opening(threads=1))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_place_in_four_bits(in_four_bits: BitwiseEngine, length: int) -> None:
+    """A product of packed weights may sum a row in another order alone, as without AVX-512."""
+    assert differing(in_four_bits, length, tensorize(TREES["full"])) == []
 
 
 def test_the_other_engine_differs(bundles: dict[str, Bundle]) -> None:
