@@ -177,7 +177,10 @@ def quick(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return tmp_path / "demo.gguf"
 
     monkeypatch.setattr(fetch, "model", tiny_file)
-    for name, value in (("SLOTS", 512), ("PREFILL_ROWS", (32,)), ("SEQUENCES", 2)):
+    trees = "lookup:chain:3,lookup:chain:7"  # the demo's own drafter fits its own model alone
+    for name, value in (
+        ("SLOTS", 512), ("PREFILL_ROWS", (32,)), ("SEQUENCES", 2), ("DRAFTER", None), ("TREES", trees)
+    ):  # fmt: skip
         monkeypatch.setattr(language_model, name, value)
     for name, value in (("TUNE_SECONDS", 0.1), ("NEW_TOKENS", 8)):
         monkeypatch.setattr(demo, name, value)
