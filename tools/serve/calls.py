@@ -88,6 +88,10 @@ class Calls:
         self._form, self._names, self._most = form, set(names), most
         self.found = 0
         self._held, self._inside = "", False
+        # Without marks: whether the text has begun as none of calls.
+        self._is_text = False
+        # The white space since a call, if nothing else has come since.
+        self._space: str | None = None
 
     def push(self, text: str) -> list[str | WrittenCall]:
         """Text and calls that have become clear."""
@@ -104,12 +108,13 @@ class Calls:
         return self._read(rest, self._form.begin + rest)
 
     def _unmarked(self) -> list[str | WrittenCall]:
-        """All of a text that may be a call is held back."""
+        """All of a text that may be a call is held back; one that begins otherwise is text up to its end."""
         begun = self._held.lstrip()
-        if not begun or begun.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(begun):
+        may_be = not begun or begun.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(begun)
+        if may_be and not self._is_text:
             return []
-        rest, self._held = self._held, ""
-        return [rest]
+        rest, self._held, self._is_text = self._held, "", True
+        return self._text(rest)
 
     def _marked(self) -> Iterable[str | WrittenCall]:
         while True:
@@ -129,8 +134,11 @@ class Calls:
                 return
 
     def _text(self, text: str) -> list[str | WrittenCall]:
-        """Text next to calls; white space between them is theirs."""
-        return [text] if text and not (self.found and text.isspace()) else []
+        """Text next to calls. White space between them, and after the last, is theirs: it waits for what follows it."""
+        if self._space is not None:
+            text = self._space + text
+            self._space = text if not text or text.isspace() else None
+        return [text] if text and self._space is None else []
 
     def _read(self, text: str, whole: str) -> list[str | WrittenCall]:
         """The calls of a text, or the whole of it as text."""
@@ -138,6 +146,7 @@ class Calls:
         if not calls or (not self._form.begin and any(call.name not in self._names for call in calls)):
             return self._text(whole)
         self.found += len(calls)
+        self._space = ""
         dropped = 0 if self._most is None else max(min(self.found - self._most, len(calls)), 0)
         return list(calls[: len(calls) - dropped])
 

@@ -30,6 +30,9 @@ TEXTS: list[tuple[CallForm, str, list[Any]]] = [
     (LLAMA, '{"name": "Anna", "age": 3}', ['{"name": "Anna", "age": 3}']),
     (LLAMA, "{not JSON", ["{not JSON"]),
     (LLAMA, "Hello {}", ["Hello {}"]),
+    (LLAMA, f"So: {WEATHER}", [f"So: {WEATHER}"]),
+    (LLAMA, f"So <|python_tag|>{WEATHER}", [f"So <|python_tag|>{WEATHER}"]),
+    (QWEN, f"<tool_call>{WEATHER}</tool_call>\n\n <b>\n<tool_call>{WEATHER}</tool_call>\n ", [ONE, "\n\n <b>\n", ONE]),
     (LLAMA, "<|python", ["<|python"]),
 ]
 
