@@ -40,3 +40,27 @@ def test_the_page_shows_steps_and_the_same_text_twice(server: Any, browser: Any,
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert faults == []
     page.close()
+
+
+def test_a_new_chat_during_an_answer_is_answered(server: Any, browser: Any) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    page = browser.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(server.url)
+    expect(page.locator("#state")).to_have_text("ready")
+    page.route("**/v1/chat/completions", lambda _: None)  # no answer comes
+    page.fill("#prompt", "the cat")
+    page.press("#prompt", "Enter")
+    expect(page.locator("#state")).to_have_text("answering")
+    page.click("#new")
+    expect(page.locator("#state")).to_have_text("ready")
+    assert page.locator("#log li").count() == 0
+    page.unroute("**/v1/chat/completions")
+    page.fill("#tokens", "8")
+    page.fill("#prompt", "the hat")
+    page.press("#prompt", "Enter")
+    expect(page.locator("#tree g.lit")).not_to_have_count(0, timeout=60000)
+    expect(page.locator("#state")).to_have_text("ready", timeout=60000)
+    assert faults == []
+    page.close()

@@ -177,7 +177,7 @@ function drawBars(gained) {
 }
 
 async function send() {
-  const prompt = by("prompt").value.trim();
+  const prompt = by("prompt").value.trim(), chat = messages;  // "New chat" begins another one meanwhile
   if (!prompt || abort) return;
   abort = new AbortController();
   busy(true);
@@ -185,7 +185,7 @@ async function send() {
   const mine = line("you");
   mine.text.textContent = prompt;
   show(mine.item);
-  messages.push({ role: "user", content: prompt });
+  chat.push({ role: "user", content: prompt });
   const sampling = { temperature: Number(by("temperature").value), max_tokens: Number(by("tokens").value),
     seed: Math.floor(Math.random() * 2 ** 31) };
   const pair = Object.assign(document.createElement("div"), { className: "pair" });
@@ -200,23 +200,23 @@ async function send() {
   by("plain-rate").textContent = "–";
   try {
     // One after the other: side by side they would slow each other down.
-    const asked = [...messages];
+    const asked = [...chat];
     const first = await answer(asked, "adaptive", sampling, drafted.text, abort.signal, watcher());
     by("rate").textContent = first.rate.toFixed(0);
-    messages.push({ role: "assistant", content: first.text });
+    chat.push({ role: "assistant", content: first.text });
     if (besides) {
       const second = await answer(asked, "plain", sampling, besides.text, abort.signal, null);
       by("plain-rate").textContent = second.rate.toFixed(0);
       by("same").textContent = second.text === first.text && second.reasoning === first.reasoning ? "Both texts are the same." : "The texts differ.";
     }
-    state("ready");
   } catch (error) {
-    if (messages.at(-1).role === "user") messages.pop();
+    if (chat.at(-1).role === "user") chat.pop();
     const told = line("server", "error");
     told.text.textContent = error.name === "AbortError" ? "stopped" : error.message;
-    show(told.item);
+    if (chat === messages) show(told.item);
   }
   abort = null;
+  state("ready");
   busy(false);
 }
 
