@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -75,12 +74,12 @@ def run(args: argparse.Namespace, served: Callable[[str, Path, ModelMetrics], Se
     import asyncio
     import logging
 
-    from draftwood.tools.serve.app import Service, Settings
+    from draftwood.tools.serve.app import Service, Settings, is_local
     from draftwood.tools.serve.life import listening, read_keys, serve
     from draftwood.tools.serve.metrics import Metrics, ModelMetrics
 
     keys = read_keys(args.api_key_file) if args.api_key_file else keys_of(os.environ.get(KEYS, ""))
-    local = _local(args.host)
+    local = is_local(args.host)
     if not (local or keys or args.trusted_network):
         raise RequestError(
             f"--host {args.host}: anyone who reaches it could use it; give --api-key-file, or say --trusted-network"
@@ -136,13 +135,6 @@ def named(entries: list[str]) -> dict[str, Path]:
 def keys_of(text: str) -> tuple[str, ...]:
     """The keys of the environment."""
     return tuple(key for part in text.split(",") if (key := part.strip()))
-
-
-def _local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _limit(text: str) -> tuple[str, int]:

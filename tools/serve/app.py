@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 import logging
 import re
@@ -38,7 +39,6 @@ from draftwood.version import __version__
 
 log = logging.getLogger("draftwood.serve")
 
-LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]"}
 SESSION = b"x-session-id"
 # The form of a client's own name for its request.
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -266,10 +266,10 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Mapping[bytes, str], state: dict[str, Any]) -> RequestRefused | None:
         settings, path = self._service.settings, scope["path"]
-        # Without a key a page of another origin could reach a local server by a name that resolves to it.
-        host = headers.get(b"host", "")
-        name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
-        if not settings.any_host and not self._keys and name.lower() not in LOCAL_HOSTS:
+        # Without a key a page of another origin could reach a local server by a name that resolves to it. A browser
+        # always says which; HTTP/1.0, which checks of a proxy speak, need not.
+        host = headers.get(b"host")
+        if host is not None and not (settings.any_host or self._keys or is_local(re.sub(r":\d+$", "", host))):
             return RequestRefused("host: expected this machine's own name, got another", status=403)
         if not self._keys or path == "/health" or path in PAGE:
             return None
@@ -283,6 +283,14 @@ class Guard:
             return RequestRefused(text, status=401, type="authentication_error", code="invalid_api_key")
         state["key"] = str(equal.index(True))
         return None
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is this machine alone, whoever says what names mean: a loopback address, or localhost."""
+    try:
+        return ipaddress.ip_address(re.sub(r"^\[(.*)\]$", r"\1", host)).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _log(scope: Scope, state: dict[str, Any], request_id: str, status: int, seconds: float) -> None:

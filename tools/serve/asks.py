@@ -193,14 +193,7 @@ def grammar(body: Common, form: CallForm | None, tools: Tools) -> str | dict[str
     Raises:
         RequestRefused: two things at once, or a format without its schema.
     """
-    written = {
-        "grammar": body.grammar or None,
-        "regex": _lark(body.regex) if body.regex else None,
-        "response_format": None if body.response_format is None else _schema(body.response_format),
-        "structured_outputs": None if body.structured_outputs is None else _structured(body.structured_outputs),
-    }
-    # Compared with None: the schema {} stands for any JSON.
-    formats = {name: form for name, form in written.items() if form is not None}
+    formats = formats_of(body)
     name = next(iter(formats), "")
     if len(formats) > 1:
         raise RequestRefused(f"{name}: expected one of {' and '.join(formats)}", name)
@@ -210,6 +203,18 @@ def grammar(body: Common, form: CallForm | None, tools: Tools) -> str | dict[str
         chosen = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
         return forced(form, [tool for tool in tools if chosen in (None, tool["function"]["name"])])
     return formats.get(name)
+
+
+def formats_of(body: Common) -> dict[str, str | dict[str, Any]]:
+    """The grammars and schemas that a body gives, by the fields that give them."""
+    written = {
+        "grammar": body.grammar or None,
+        "regex": _lark(body.regex) if body.regex else None,
+        "response_format": None if body.response_format is None else _schema(body.response_format),
+        "structured_outputs": None if body.structured_outputs is None else _structured(body.structured_outputs),
+    }
+    # Compared with None: the schema {} stands for any JSON.
+    return {name: form for name, form in written.items() if form is not None}
 
 
 def _structured(asked: StructuredOutputs) -> str | dict[str, Any]:

@@ -33,7 +33,7 @@ from draftwood.tools.serve.answers import (
     finish_reason,
     text_logprobs,
 )
-from draftwood.tools.serve.asks import asks, tools
+from draftwood.tools.serve.asks import asks, formats_of, tools
 from draftwood.tools.serve.bodies import CalledFunction, ChatBody, CompletionBody
 from draftwood.tools.serve.calls import Calls, WrittenCall
 from draftwood.tools.serve.errors import RequestRefused, failed, unavailable
@@ -161,8 +161,8 @@ class Completion:
                 param = letter.param
                 if param in ("messages", "prompt"):
                     param = "messages" if isinstance(self.body, ChatBody) else "prompt"
-                if param == "grammar" and not self.body.grammar:
-                    param = "tools" if self._calls else "regex" if self.body.regex else "response_format"
+                if param == "grammar":
+                    param = next(iter(formats_of(self.body)), "tools")
                 raise RequestRefused(letter.message, param, code=letter.code)
             case Failed():
                 raise failed(letter.message)

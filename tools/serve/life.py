@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -31,10 +33,16 @@ def listening(host: str, port: int) -> socket.socket:
         RequestError: it cannot be bound.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=512)
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name that a resolver could be asked for
+        reason = error.strerror if isinstance(error, OSError) else "no host has such a name"
+        raise RequestError(f"--host {host}: {reason}; give an address of this machine") from error
+    try:
+        return socket.create_server(address, family=family, backlog=512)
     except OSError as error:
-        raise RequestError(f"--host {host} --port {port}: {error.strerror}; choose another port") from error
+        why = os.strerror(error.errno) if error.errno else str(error)
+        way_out = "give an address of this machine" if error.errno == errno.EADDRNOTAVAIL else "choose another port"
+        raise RequestError(f"--host {host} --port {port}: {why}; {way_out}") from error
 
 
 class _Server(uvicorn.Server):

@@ -319,6 +319,7 @@ def test_fields_of_other_servers_are_done(server: Any) -> None:
         ("bad_words", [""]),
         ("min_tokens", 99),
         ("regex", "(["),
+        ("structured_outputs", {"regex": "(["}),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_by_its_field(server: Any, field: str, value: Any) -> None:

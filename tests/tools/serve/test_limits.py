@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from draftwood.errors import RequestError
+from draftwood.tools.serve.life import listening
+
 from .conftest import LONG, WAIT, until
 
 HEAD = (
@@ -150,9 +153,24 @@ def test_a_body_that_is_compressed_is_refused_by_its_coding(server: Any) -> None
     assert server.ask("/v1/completions", LONG | {"max_tokens": 1}, content_encoding="identity")[0] == 200
 
 
+def test_every_loopback_address_is_this_machine(server: Any) -> None:
+    for host in ("127.0.0.2", "[::1]:80", "LOCALHOST:1"):
+        assert server.ask("/v1/models", None, host=host)[0] == 200
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT) as connection:
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")  # as HAProxy's checks
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("host", ["a..b", "[::1]", "192.0.2.1"])
+def test_a_host_that_is_not_here_is_one_line(host: str) -> None:
+    with pytest.raises(RequestError, match=r"^--host .*; give an address of this machine$"):
+        listening(host, 0)
+
+
 def test_a_page_of_another_origin_gets_nothing(server: Any) -> None:
     assert server.ask("/v1/completions", LONG, content_type="text/plain")[0] == 415
-    assert server.ask("/v1/models", None, host="evil.example")[0] == 403
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost:1.evil.example", ""):
+        assert server.ask("/v1/models", None, host=host)[0] == 403
     assert "access-control-allow-origin" not in server.ask("/v1/models", None, origin="http://evil.example")[2]
 
 
