@@ -15,6 +15,7 @@ from draftwood.manifest import DAMAGED, UsualSampling
 from draftwood.runtime.decoding import Asked
 from draftwood.runtime.reasoning import ReasoningForm
 from draftwood.tools.serve.bodies import (
+    TEXT,
     AssistantCall,
     ChatBody,
     Common,
@@ -137,7 +138,7 @@ def _message(number: int, message: Message) -> dict[str, Any]:
     content = message.content
     if isinstance(content, list):
         for at, part in enumerate(content):
-            if part.type != "text" or part.text is None:
+            if part.type != TEXT or part.text is None:
                 where = f"messages[{number}].content[{at}]"
                 raise RequestRefused(f"{where}: only parts of type text are understood, got {part.type:.40}", where)
         content = "\n".join(part.text or "" for part in content)

@@ -35,6 +35,10 @@ Regex = Annotated[str, Meta(min_length=1)]
 Ids = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(min_length=1)]
 
 
+# The one type of a message's parts that is understood.
+TEXT = "text"
+
+
 class ContentPart(Struct):
     """A part of a message's content; only text is understood."""
 
@@ -283,6 +287,9 @@ def _refuse_unknown(value: Any, kind: Any, where: str = "") -> None:
     """Refuses fields, at any depth, that a type has not and that would change the answer; ``where`` leads to them."""
     if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Struct):
         known = _known(kind)
+        types = (TEXT,) if kind is ContentPart else get_args(known.get("type"))
+        if types and value.get("type", types[0]) not in types:
+            return  # it is refused for its type, which says more than its fields
         for name, inner in value.items():
             if name in known:
                 _refuse_unknown(inner, known[name], f"{where}{name}.")

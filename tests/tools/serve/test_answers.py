@@ -284,7 +284,9 @@ def test_the_openai_client(server: Any, plain: Any) -> None:
     deltas = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**chat, stream=True)]
     assert "".join(deltas) == expected
     with pytest.raises(openai.BadRequestError) as found:
-        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": [{"type": "image_url"}]}])
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
+        )
     assert found.value.param == "messages[0].content[0]"
 
 

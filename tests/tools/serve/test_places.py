@@ -184,6 +184,9 @@ NESTED: list[tuple[dict[str, Any], str | None]] = [
     ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"x": 1}, "strict": True}}]}, None),
     ({"tools": [{"type": "function", "function": {"name": "a", "params": {}}}]}, "tools[0].function.params"),
     ({"tool_choice": {"type": "function", "function": {"name": "a", "made": 1}}}, "tool_choice.function.made"),
+    ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice.type"),
+    ({"response_format": {"type": "grammar", "syntax": "lark"}}, "response_format.type"),
 ]
 
 
