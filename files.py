@@ -13,10 +13,11 @@ import math
 import os
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 # Of files that are read whole: JSON, text, statistics. Weights are mapped or streamed and have no limit.
 MOST_BYTES = 1 << 30
@@ -164,8 +165,25 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         part.write_bytes(content)
         part.replace(path)
-    except OSError:
+    except OSError as error:
+        error.filename = error.filename or str(path)  # what is written through a descriptor has no name
         with contextlib.suppress(OSError):  # the folder itself may be missing
+            part.unlink()
+        raise
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write next to ``path``, which takes its place once it is whole, and vanishes if the body fails."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)
+        with contextlib.suppress(OSError):
             part.unlink()
         raise
 

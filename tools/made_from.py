@@ -6,10 +6,12 @@ milliseconds at any size. So a replaced checkpoint is noticed, and the same chec
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,6 +75,37 @@ def begin_in(out: Path, marks: Collection[str]) -> None:
             f"--out {out}: holds {min(names)}, which this command has not made; expected a new folder, or one to go on"
             " in"
         )
+
+
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """During the body no other process works in a job's folder, where both would write the same files.
+
+    The lock is the folder's own: it leaves no file, and the kernel releases it however the process ends.
+
+    Raises:
+        RequestError: another process works there.
+    """
+    folder = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if not _lock(folder):
+            raise RequestError(
+                f"--out {out}: another process works there; wait until it is done, or name another folder"
+            )
+        yield
+    finally:
+        os.close(folder)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether nobody else holds the lock; so it is on a file system that can lock no folder, too."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def read_note(path: Path, kind: type[T]) -> T:

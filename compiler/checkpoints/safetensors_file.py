@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwood.errors import CheckpointError
-from draftwood.files import open_regular
+from draftwood.files import open_regular, whole
 
 # As safetensors spells them.
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -67,14 +69,25 @@ def read_tensor(file: Path, name: str) -> Tensor:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a file of tensors, which may be read by whoever may read other new files here.
+    """Writes a file of tensors, which is there once it is whole, and may be read by whoever may read other new files
+    here. The library's own file is its owner's alone, and a server that runs as another user cannot open it.
 
-    The library's own file is its owner's alone, and a server that runs as another user cannot open it.
+    Raises:
+        OSError: the disk is full, say.
     """
-    file.touch()
-    rights = file.stat().st_mode
-    save_file(dict(tensors), file, metadata={"format": "pt"})
-    file.chmod(rights)
+    with whole(file) as begun:
+        part, rights = Path(begun.name), os.fstat(begun.fileno()).st_mode
+        try:
+            save_file(dict(tensors), part, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise _of_the_system(error, file) from error
+        part.chmod(rights)
+
+
+def _of_the_system(error: SafetensorError, file: Path) -> Exception:
+    """The system's error that the library tells of, or its own."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(file)) if number else error
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftwood.errors import RequestError
-from draftwood.tools.made_from import begin_in, changed, made_from, read_note
+from draftwood.tools.made_from import alone_in, begin_in, changed, made_from, read_note
 
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 300_000, "deep/er": b""}
 
@@ -74,3 +74,11 @@ def test_a_long_job_writes_over_nothing(tmp_path: Path, place: str) -> None:
     for made in range(2):
         begin_in(tmp_path / "new", ("log.jsonl",))
         (tmp_path / "new" / "log.jsonl").write_text(str(made))
+
+
+def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        with alone_in(tmp_path):
+            with pytest.raises(RequestError, match="another process works there"), alone_in(tmp_path):
+                pass
+            assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,9 @@
 """Inputs of a drafter's training: texts, states and losses."""
 
+import errno
 import gzip
 import json
+import resource
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -13,6 +15,7 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draftwood.compiler.checkpoints.safetensors_file import write_tensors
 from draftwood.compiler.training.losses import SHARPNESS, Distribution, HeadLoss, WrittenToken, drawn
 from draftwood.compiler.training.teacher import FrozenTeacher, training_device
 from draftwood.errors import RequestError
@@ -22,14 +25,15 @@ from draftwood.tools import cli
 from draftwood.tools.measure.calibrate import path_of
 from draftwood.tools.prompts import user_turns
 from draftwood.tools.tokenizers import tokenizer_of
-from draftwood.tools.training.distill import TEMPERATURES, WritingProgress, distill
+from draftwood.tools.training.distill import SETTINGS, TEMPERATURES, WritingProgress, distill, save_array
 from draftwood.tools.training.generate import batch_draws, engine_draws, generate
 from draftwood.tools.training.own_prompts import OwnPrompts, own_rows
 from draftwood.tools.training.rows import Row, WrittenMessage, read_data, read_rows
 from draftwood.tools.training.schedule import stable_decay
-from draftwood.tools.training.states import FOLDER, States, path_of_states, usual_aux
+from draftwood.tools.training.states import FOLDER, States, path_of_states, states_file, usual_aux
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import Distilled, shuffled
+from draftwood.tools.training.trainer import write_state
 
 TEXT = "the old sailor counted 12 ships and 305 gulls near the quiet harbour before the storm came in"
 WORDS = TEXT.split()
@@ -296,6 +300,47 @@ def test_shards_of_other_rows_or_another_version_are_not_gone_on_from(
     monkeypatch.setattr("draftwood.tools.training.distill.__version__", "0")
     with pytest.raises(RequestError, match=r"other settings \(version\)"):
         distill(teacher, ROWS, tmp_path / "texts", **DISTILL)
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_part(
+    teacher: Path, distilled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files may not grow past some bytes, as on a disk that is full; a mapped one would end the process by a signal."""
+    tensor, asked = torch.zeros(40_000), (distilled / SETTINGS).read_bytes()
+
+    def states() -> None:
+        with states_file(tmp_path / "states-1.npy", (40, 1000)):
+            raise AssertionError("there is room")
+
+    for write in (
+        states,
+        lambda: write_state(tmp_path / "checkpoint.pt", {"a": tensor}),
+        lambda: write_tensors(tmp_path / "model.safetensors", {"a": tensor}),
+        lambda: save_array(tmp_path / "shard.npy", tensor.numpy()),
+    ):
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        try:
+            with pytest.raises(OSError) as caught:
+                write()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert caught.value.errno == errno.EFBIG and caught.value.filename
+        assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as full:
+        full.setattr("draftwood.tools.training.distill.write_whole", None)  # nothing is written again
+        distill(teacher, ROWS, distilled, **DISTILL)
+    assert (distilled / SETTINGS).read_bytes() == asked
+
+
+def test_states_that_a_killed_process_was_writing_are_removed(tmp_path: Path) -> None:
+    killed = tmp_path / "states-1.1.part"
+    killed.write_bytes(b"x")
+    with states_file(tmp_path / "states-2.npy", (1, 1)):
+        assert not killed.exists()
+        with states_file(tmp_path / "states-3.npy", (1, 1)):
+            assert len(list(tmp_path.iterdir())) == 2  # what somebody writes stays
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["states-2.npy", "states-3.npy"]
 
 
 @pytest.mark.parametrize("text", ["5", "[]", '{"teacher": ', '{"teacher": 5, "ends": 7}'])

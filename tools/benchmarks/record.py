@@ -92,13 +92,25 @@ def measured_from(suite: Suite) -> MadeFrom:
     return made_from(files | {"--model": Path(suite.checkpoint) if suite.checkpoint else None}, {})
 
 
-def write_record(folder: Path, value: dict[str, Any]) -> None:
-    """Writes the manifest, whole; RequestError if the folder does not take it."""
+def make_folder(folder: Path) -> None:
+    """Makes a run's folder if it is not there; RequestError if there can be none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def write_record(folder: Path, value: dict[str, Any]) -> None:
+    """Writes the manifest, whole; RequestError if the folder does not take it."""
+    make_folder(folder)
+    try:
         write_whole(folder / FILE, json.dumps(value, indent=1).encode() + b"\n")
     except OSError as error:
-        raise RequestError(f"--out {folder}: {error.strerror}; choose another folder") from error
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> RequestError:
+    return RequestError(f"--out {folder}: {error.strerror}; choose another folder")
 
 
 def read_record(folder: Path) -> dict[str, Any]:

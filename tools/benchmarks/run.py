@@ -11,11 +11,12 @@ from pathlib import Path
 from draftwood.runtime.tuned import machine_name
 from draftwood.tools.benchmarks.busy import Meter
 from draftwood.tools.benchmarks.open_bundles import Lab
-from draftwood.tools.benchmarks.record import begin
+from draftwood.tools.benchmarks.record import begin, make_folder
 from draftwood.tools.benchmarks.registry import SECTIONS
 from draftwood.tools.benchmarks.rows import RunRows
 from draftwood.tools.benchmarks.section import Row, Task
 from draftwood.tools.benchmarks.suite import Suite
+from draftwood.tools.made_from import alone_in
 
 QUIET_SECONDS = 5.0  # between lines of progress where nobody watches a terminal
 
@@ -27,15 +28,17 @@ def evaluate(suite: Suite, out: Path, work: Path) -> RunRows:
         RequestError: ``out`` holds another run.
     """
     tasks = tasks_of(suite)
-    begin(out, suite)
-    rows, lab = RunRows(out), Lab(suite, work)
-    missing = [task for task in tasks if task.key not in rows.keys]
-    progress = RunProgress(missing, len(tasks))
-    for task in missing:
-        progress.begins(task)
-        row = measure(task, suite, lab)
-        rows.add(row)
-        progress.done(task, row)
+    make_folder(out)
+    with alone_in(out):
+        begin(out, suite)
+        rows, lab = RunRows(out), Lab(suite, work)
+        missing = [task for task in tasks if task.key not in rows.keys]
+        progress = RunProgress(missing, len(tasks))
+        for task in missing:
+            progress.begins(task)
+            row = measure(task, suite, lab)
+            rows.add(row)
+            progress.done(task, row)
     return rows
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 from draftwood.files import absolute_path, real_path, write_whole
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
-from draftwood.tools.made_from import MadeFrom, changed, made_from, read_note
+from draftwood.tools.made_from import MadeFrom, alone_in, changed, made_from, read_note
 from draftwood.tools.making.stages import Stage, ours, run
 from draftwood.tools.making.steps import COUNTED, JUDGING, stages_of
 
@@ -74,6 +74,12 @@ def main(args: argparse.Namespace) -> int:
     prompts = _check(args)
     work = args.out.with_name(f"{args.out.name}.make")
     work.mkdir(parents=True, exist_ok=True)
+    with alone_in(work):
+        return _make(args, prompts, work)
+
+
+def _make(args: argparse.Namespace, prompts: Sequence[Prompt], work: Path) -> int:
+    """Makes what is missing and reports it."""
     _split_prompts(prompts, work)
     inputs = _given(args)
     _check_out(args, work)

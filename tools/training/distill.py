@@ -11,7 +11,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,9 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.precision import compute_dtype
 from draftwood.compiler.training.teacher import FrozenTeacher, training_device
 from draftwood.errors import RequestError
+from draftwood.files import write_whole
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.made_from import begin_in, read_note
+from draftwood.tools.made_from import alone_in, begin_in, read_note
 from draftwood.tools.tokenizers import tokenizer_of
 from draftwood.tools.training.generate import batch_draws, generate
 from draftwood.tools.training.own_prompts import OwnPrompts, own_rows
@@ -38,6 +41,8 @@ from draftwood.version import __version__
 
 # By default half of the texts are greedy, the others are sampled: the uses a drafter must serve.
 TEMPERATURES = (0.0, 0.8, 0.0, 1.0)
+# The file of what was asked for.
+SETTINGS = "distill.json"
 # Tokens of a text row that serve as its prompt, and the longest chat prompt that is used.
 TEXT_PROMPT, LONGEST_PROMPT = 48, 384
 # Texts written side by side, and in a shard: enough for batches of prompts of like length, few enough to lose little
@@ -112,8 +117,8 @@ def write_shard(
     index["source"] = [prompts.source(n) for n in prompt_ids]
     tokens = np.concatenate([np.asarray(texts[n], dtype=np.uint32) for n in prompt_ids] or [np.zeros(0, np.uint32)])
     states.save(list(prompt_ids), index["length"].tolist(), tokens)
-    _save(folder / f"shard-{shard:04}.npy", tokens)
-    _save(folder / f"shard-{shard:04}.index.npy", index)  # last: its presence says that the shard is whole
+    save_array(folder / f"shard-{shard:04}.npy", tokens)
+    save_array(folder / f"shard-{shard:04}.index.npy", index)  # last: its presence says that the shard is whole
 
 
 class WritingProgress:
@@ -159,11 +164,11 @@ def _heat(temperatures: Sequence[float], number: int) -> float:
     return temperatures[number % len(temperatures)]
 
 
-def _save(path: Path, array: np.ndarray) -> None:
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        np.save(file, array)
-    part.replace(path)
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Writes an array's file, whole; OSError if the disk is full, say."""
+    content = BytesIO()  # numpy's own error of a full disk has no number
+    np.save(content, array)
+    write_whole(path, content.getvalue())
 
 
 def distill(
@@ -198,24 +203,26 @@ def distill(
     model = cache(partial(FrozenTeacher.open, teacher, compute_dtype(device), device))
     if team.rank:
         team.wait()  # until the first has written the settings and its own prompts
-    _check_settings(out, settings)
-    if not team.rank:
-        print(f"{shards * shard_rows} texts, in shards of {shard_rows}", file=sys.stderr, flush=True)
-    if own:
-        writer = partial(OwnPrompts, text=text, seed=seed, batch=batch, told=progress.told)
-        corpus = [*corpus, *own_rows(out / "prompts.jsonl", own, lambda: writer(model()))]
-    if not team.rank:
-        team.wait()
-    prompts = Prompts(corpus, text, checkpoint.config.bos, seed, checkpoint.config.max_positions - new_tokens)
-    for shard in range(shards)[team.rank :: team.size]:
-        if (out / f"shard-{shard:04}.index.npy").is_file():
-            continue
-        progress.shard = shard
-        write_shard(
-            model(), prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch, temperatures,
-            progress.told, Writing(model(), digest, out / FOLDER, LARGEST[device.type]),
-        )  # fmt: skip
-        progress.whole()
+    begin_in(out, (SETTINGS,))
+    with nullcontext() if team.rank else alone_in(out):
+        _check_settings(out, settings)
+        if not team.rank:
+            print(f"{shards * shard_rows} texts, in shards of {shard_rows}", file=sys.stderr, flush=True)
+        if own:
+            writer = partial(OwnPrompts, text=text, seed=seed, batch=batch, told=progress.told)
+            corpus = [*corpus, *own_rows(out / "prompts.jsonl", own, lambda: writer(model()))]
+        if not team.rank:
+            team.wait()
+        prompts = Prompts(corpus, text, checkpoint.config.bos, seed, checkpoint.config.max_positions - new_tokens)
+        for shard in range(shards)[team.rank :: team.size]:
+            if (out / f"shard-{shard:04}.index.npy").is_file():
+                continue
+            progress.shard = shard
+            write_shard(
+                model(), prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch, temperatures,
+                progress.told, Writing(model(), digest, out / FOLDER, LARGEST[device.type]),
+            )  # fmt: skip
+            progress.whole()
 
 
 def _digest(corpus: Sequence[Row]) -> str:
@@ -227,8 +234,7 @@ def _digest(corpus: Sequence[Row]) -> str:
 
 
 def _check_settings(out: Path, settings: dict[str, Any]) -> None:
-    path = out / "distill.json"
-    begin_in(out, (path.name,))
+    path = out / SETTINGS
     if path.is_file():
         stored = read_note(path, dict)
         differ = [name for name in settings if stored.get(name) != settings[name]]
@@ -236,4 +242,5 @@ def _check_settings(out: Path, settings: dict[str, Any]) -> None:
             raise RequestError(
                 f"{out}: was begun with other settings ({', '.join(differ)}); repeat them or name another --out"
             )
-    path.write_text(json.dumps(settings, indent=2) + "\n")
+    else:
+        write_whole(path, (json.dumps(settings, indent=2) + "\n").encode())

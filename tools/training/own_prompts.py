@@ -13,6 +13,7 @@ from pathlib import Path
 
 from draftwood.compiler.training.teacher import FrozenTeacher
 from draftwood.errors import RequestError
+from draftwood.files import write_whole
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.training.generate import batch_draws, generate
 from draftwood.tools.training.rows import Row, WrittenMessage, read_rows
@@ -85,7 +86,5 @@ class OwnPrompts:
 def own_rows(path: Path, count: int, writer: Callable[[], OwnPrompts]) -> list[Row]:
     """The rows of ``path``, which are written if there is no such file."""
     if not path.is_file():
-        part = path.with_suffix(".part")
-        part.write_text("".join(json.dumps(row) + "\n" for row in writer().rows(count)))
-        part.replace(path)
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in writer().rows(count)).encode())
     return list(read_rows(path))

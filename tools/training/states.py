@@ -8,11 +8,14 @@ never meet a wrong file. Texts that do not fit are computed whenever they are as
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -30,6 +33,8 @@ from draftwood.tools.training.texts import Distilled, batch_of, by_length, padde
 # The folder next to the texts, and the most bytes in it. A GPU computes the states of a batch sooner than a disk gives
 # them.
 FOLDER, LARGEST = "states", {"cpu": 12 * 10**9, "cuda": 0}
+# How the name of a file ends that is not whole.
+_PART = ".part"
 # Texts that the teacher reads at a time.
 _BATCH = 32
 
@@ -76,7 +81,7 @@ class Writing:
         if self.left > 0 and len(texts):
             path = path_of_states(self.folder, self.teacher, self.aux, lengths, tokens_N)
             width = self.text_parts[texts[0]][0].shape[1]
-            with _opened(path, (len(tokens_N), width)) as states_NA:
+            with states_file(path, (len(tokens_N), width)) as states_NA:
                 at = 0
                 for text, length in zip(texts, lengths, strict=True):
                     states_TA = np.concatenate(self.text_parts[text])[: length - 1]
@@ -86,17 +91,61 @@ class Writing:
 
 
 @contextmanager
-def _opened(path: Path, shape: tuple[int, int]) -> Iterator[np.ndarray]:
-    """A new file of states, uint16 [N, A] of zeros to fill in, which takes its place when it is whole."""
+def states_file(path: Path, shape: tuple[int, int]) -> Iterator[np.ndarray]:
+    """A new file of states, uint16 [N, A] of zeros to fill in, which takes its place when it is whole.
+
+    Raises:
+        OSError: the disk has no room for it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")  # two trainings may fill one folder at once
-    states_NA = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint16, shape=shape)
+    part = path.with_suffix(f".{os.getpid()}{_PART}")  # two trainings may fill one folder at once
+    with _begun(part) as file:
+        try:
+            states_NA = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint16, shape=shape)
+            _reserve(file)
+            yield states_NA
+            states_NA.flush()
+            part.replace(path)
+        except OSError as error:
+            error.filename = error.filename or str(part)
+            raise
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _begun(part: Path) -> BinaryIO:
+    """The file of a part, empty and locked, so that others see that somebody writes it. Those that nobody writes any
+    more are removed: a killed process leaves gigabytes."""
+    folder = os.open(part.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield states_NA
-        states_NA.flush()
-        part.replace(path)
+        _lock(folder, fcntl.LOCK_EX)  # nobody looks at the part between its creation and its lock
+        for other in part.parent.glob(f"states-*{_PART}"):
+            with suppress(OSError), other.open("rb+") as left:
+                if _lock(left.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    other.unlink()
+        file = part.open("wb")
+        _lock(file.fileno(), fcntl.LOCK_EX)
+        return file
     finally:
-        part.unlink(missing_ok=True)
+        os.close(folder)
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    """Whether the lock is held now; somebody else may hold it, or the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError:
+        return False
+    return True
+
+
+def _reserve(file: BinaryIO) -> None:
+    """Takes the disk's room for a file that is mapped: a disk that is full later ends the process by SIGBUS."""
+    try:
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+    except OSError as error:  # others are of file systems that reserve nothing
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
 
 
 class States:
@@ -148,7 +197,7 @@ class States:
 
     def _write(self, shard: int, path: Path) -> None:
         lengths, text_W = self.texts.index_W["length"], self._texts(shard)
-        with _opened(path, (int(lengths[text_W].sum()), self.width)) as states_NA:
+        with states_file(path, (int(lengths[text_W].sum()), self.width)) as states_NA:
             for text_B in by_length(lengths, text_W, _BATCH):
                 states_BSA = self._computed(text_B).cpu().view(torch.uint16).numpy()
                 for row, text in enumerate(text_B):

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from draftwood.compiler.training.precision import compute_dtype
 from draftwood.compiler.training.student import LevelNoise, Student
 from draftwood.compiler.training.teacher import FrozenTeacher, training_device
 from draftwood.errors import RequestError
-from draftwood.tools.made_from import begin_in, damaged
+from draftwood.files import whole
+from draftwood.tools.made_from import alone_in, begin_in, damaged
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
 from draftwood.tools.training.states import FOLDER, LARGEST, States
@@ -36,6 +38,7 @@ from draftwood.version import __version__
 
 # W texts, N contexts, I levels
 
+CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 # Held-out texts that are looked at on the way; at the end all of them are.
 _GLANCE = 128
 # Texts a batch when nothing is trained.
@@ -50,8 +53,7 @@ class Run:
     def __init__(self, out: Path, drafter: Student, learning_rate: float, settings: dict[str, Any]) -> None:
         self.out, self.drafter, self.settings, self.step, self.seconds = out, drafter, settings, 0, 0.0
         self.optimizer = HybridOptimizer(drafter, learning_rate)
-        path = out / "checkpoint.pt"
-        begin_in(out, (path.name, "log.jsonl"))
+        path = out / CHECKPOINT
         if not path.is_file():
             return
         state = _loaded(path, drafter.output_VH.device)
@@ -65,13 +67,12 @@ class Run:
         self.step, self.seconds = state["step"], state["seconds"]
 
     def save(self) -> None:
-        part = self.out / "checkpoint.part"
-        state = {"drafter": self.drafter.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save({**state, "step": self.step, "seconds": self.seconds, "settings": self.settings}, part)
-        part.replace(self.out / "checkpoint.pt")
+        parts = {"drafter": self.drafter.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = {**parts, "step": self.step, "seconds": self.seconds, "settings": self.settings}
+        write_state(self.out / CHECKPOINT, state)
 
     def log(self, record: dict[str, Any]) -> None:
-        with (self.out / "log.jsonl").open("a") as log:
+        with (self.out / LOG).open("a") as log:
             log.write(json.dumps(record) + "\n")
         print(json.dumps(record), file=sys.stderr, flush=True)
 
@@ -94,6 +95,17 @@ class Length:
     def told(self) -> dict[str, float]:
         """For the log."""
         return {"of": self.steps} if self.minutes is None else {"minutes": self.minutes}
+
+
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Writes a file that is there once it is whole; OSError if the disk is full, say."""
+    with whole(path) as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # torch's own, raised while the system's is handled
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def _loaded(path: Path, device: torch.device) -> dict[str, Any]:
@@ -145,20 +157,22 @@ def train(
     }  # fmt: skip
     if start is not None:
         settings["start"] = go_on(drafter, kind, start, model)
-    run = Run(out, drafter, learning_rate, settings)
-    states = States(model, texts, drafter.aux, distilled / FOLDER, LARGEST[device.type])
-    _fill(run, states, train_W, valid_W, team)
-    saved, saved_s = run.step, run.seconds
-    for record in _steps(run, states, train_W, Length(steps, minutes), batch, seed, log_every, team):
-        if team.rank == 0:
-            run.log(record)
-            if run.step - saved >= save_every or run.seconds - saved_s >= _UNSAVED_S:
-                run.save()
-                saved, saved_s = run.step, run.seconds
-                run.log({"step": run.step, **accuracy(drafter, states, valid_W[:_GLANCE])})
-    final = _finish(run, states, valid_W) if team.rank == 0 else {}
-    team.wait()
-    return final
+    begin_in(out, (CHECKPOINT, LOG))
+    with nullcontext() if team.rank else alone_in(out):
+        run = Run(out, drafter, learning_rate, settings)
+        states = States(model, texts, drafter.aux, distilled / FOLDER, LARGEST[device.type])
+        _fill(run, states, train_W, valid_W, team)
+        saved, saved_s = run.step, run.seconds
+        for record in _steps(run, states, train_W, Length(steps, minutes), batch, seed, log_every, team):
+            if team.rank == 0:
+                run.log(record)
+                if run.step - saved >= save_every or run.seconds - saved_s >= _UNSAVED_S:
+                    run.save()
+                    saved, saved_s = run.step, run.seconds
+                    run.log({"step": run.step, **accuracy(drafter, states, valid_W[:_GLANCE])})
+        final = _finish(run, states, valid_W) if team.rank == 0 else {}
+        team.wait()
+        return final
 
 
 def _shares(texts: Distilled, folder: Path, team: Team) -> tuple[np.ndarray, np.ndarray]:
