@@ -141,6 +141,8 @@ def _lock(descriptor: int, how: int) -> bool:
 
 def _reserve(file: BinaryIO) -> None:
     """Takes the disk's room for a file that is mapped: a disk that is full later ends the process by SIGBUS."""
+    if not hasattr(os, "posix_fallocate"):  # macOS
+        return
     try:
         os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
     except OSError as error:  # others are of file systems that reserve nothing
