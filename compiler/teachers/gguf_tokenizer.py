@@ -103,7 +103,7 @@ def _byte_level(header: Header, tokens: list[str]) -> Tokenizer:
     merges = [_pair(header, merge) for merge in _strings(header, "merges")]
     alphabet, whole = _spelling(), {token for token, _ in _whole(header, tokens)}
     known = set(alphabet.values())
-    # Added tokens are spelled as texts; where a file does not call one added, it is bytes like all others.
+    # Added tokens are spelled as texts. One that the file does not call added is bytes, as all others are.
     vocabulary = {
         token if token in whole or set(token) <= known else "".join(alphabet[byte] for byte in token.encode()): id_
         for id_, token in enumerate(tokens)

@@ -266,7 +266,7 @@ class RanksEngine(Held, StaticEngine):
     def __init__(self, bundle: Bundle, opening: Opening = USUAL, local: Local = local_executor) -> None:
         self.ranks = bundle.npu_graphs().ranks
         rank = _own_number(bundle.folder, self.ranks)
-        torch.set_num_threads(max((counted_threads(opening.threads)) // self.ranks, 1))
+        torch.set_num_threads(max(counted_threads(opening.threads) // self.ranks, 1))
         executor = local(bundle, rank)  # which loads torch_npu, if there is one
         distributed.init_process_group("hccl" if npu_count() else "gloo", timeout=PATIENCE)
         local_rank, orders = Rank(bundle, executor), Orders()
