@@ -314,8 +314,17 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
+    """404 or 405 with the paths or the method that would do: a client's base URL may lack /v1, or name another API."""
     assert isinstance(error, HTTPException)
-    response = RequestRefused(str(error.detail), status=error.status_code).response()
+    path = ascii(request.scope["path"][:80])[1:-1]
+    paths = [route.path for route in request.app.routes if route.path not in PAGE and "{" not in route.path]
+    if error.status_code == 405:
+        message = f"{path}: expected {(error.headers or {})['Allow']}, got {request.method:.20}"
+    elif f"/v1{path}" in paths:
+        message = f"no path {path}; did you mean /v1{path}? (a client's base URL ends in /v1)"
+    else:
+        message = f"no path {path}; expected one of {', '.join(paths)}"
+    response = RequestRefused(message, status=error.status_code).response()
     response.headers.update(error.headers or {})
     return response
 

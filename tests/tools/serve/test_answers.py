@@ -249,11 +249,24 @@ def test_other_routes(server: Any) -> None:
     }  # fmt: skip
     assert server.ask("/version")[1] == {"version": draftwood.__version__}
     assert server.ask("/health")[1]["status"] == "ok"
-    assert server.ask("/nope")[0] == 404
-    assert server.ask("/v1/completions")[0] == 405
     tokens = server.ask("/tokenize", {"prompt": PROMPT})[1]
     assert tokens["count"] == len(tokens["tokens"]) > 0
     assert server.ask("/tokenize", {})[1]["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    "path, body, status, message",
+    [
+        ("/v1/responses", {}, 404, "no path /v1/responses; expected one of /health, "),
+        ("/chat/completions", {}, 404, "no path /chat/completions; did you mean /v1/chat/completions? "),
+        ("/n%C3%B6pe%0A", None, 404, r"no path /n\xf6pe\n; expected one of "),
+        ("/v1/completions", None, 405, "/v1/completions: expected POST, got GET"),
+    ],
+)
+def test_a_path_that_is_not_there(server: Any, path: str, body: Any, status: int, message: str) -> None:
+    got, answer, *_ = server.ask(path, body)
+    assert (got, answer["error"]["message"][: len(message)]) == (status, message)
+    assert "/v1/chat/completions" in answer["error"]["message"] or status == 405
 
 
 def test_the_openai_client(server: Any, plain: Any) -> None:
