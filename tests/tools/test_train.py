@@ -38,7 +38,7 @@ from draftwood.tools.training import trainer
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.shared_noise import BatchNoise
 from draftwood.tools.training.states import States
-from draftwood.tools.training.students import begin, go_on, load
+from draftwood.tools.training.students import Start, begin, load
 from draftwood.tools.training.texts import INDEX, Distilled
 from draftwood.tools.training.trainer import ranks_of, train
 
@@ -248,7 +248,7 @@ def test_a_training_goes_on_from_a_drafter(folder: Path, tmp_path: Path, exact: 
     model = FrozenTeacher.open(folders[0])
     before = load(tmp_path / "two", model)
     after = begin("fasteagle", kind_named("fasteagle").complete({"levels": 3}), model, None)
-    go_on(after, "fasteagle", tmp_path / "two", model)
+    after.take(Start.read(tmp_path / "two", "fasteagle", model, 3).tensors)
     batch = States(model, Distilled.open(folders[1]), before.aux).batch(np.arange(4))
     with torch.no_grad():
         wanted, found = before.features(batch), after.features(batch)
@@ -257,6 +257,22 @@ def test_a_training_goes_on_from_a_drafter(folder: Path, tmp_path: Path, exact: 
     assert json.loads((tmp_path / "on" / "config.json").read_text())["num_hidden_layers"] == 3
     with pytest.raises(RequestError, match="holds a FastEagle drafter; expected Medusa heads"):
         train("medusa", *folders, tmp_path / "no", start=tmp_path / "two")
+
+
+def test_a_training_that_goes_on_keeps_its_draft_vocabulary(folder: Path, tmp_path: Path) -> None:
+    """Fewer texts would count other tokens; another number of them is counted anew."""
+    settings, folders = {"steps": 1, "batch": 16, "levels": 1}, [folder / "counting", folder / "counted"]
+    train("eagle3", *folders, tmp_path / "one", **settings, draft_vocab=9)
+    path = tmp_path / "one" / "model.safetensors"
+    tensors = load_file(path)
+    assert tensors["d2t"].any()
+    tensors["d2t"], tensors["t2d"] = torch.zeros(9, dtype=torch.int64), torch.arange(VOCABULARY) < 9  # the first ids
+    save_file(tensors, path)
+    for name, asked in (("same", {}), ("named", {"draft_vocab": 9}), ("more", {"draft_vocab": 10})):
+        train("eagle3", *folders, tmp_path / name, **settings, **asked, start=tmp_path / "one")
+        d2t = load_file(tmp_path / name / "model.safetensors")["d2t"]
+        assert len(d2t) == asked.get("draft_vocab", 9)
+        assert (name == "more") != torch.equal(d2t, tensors["d2t"])
 
 
 def naive_eagle3(folder: Path, teacher: LlamaForCausalLM, ids: list[int], slot: int, levels: int) -> list[torch.Tensor]:

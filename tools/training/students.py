@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -23,18 +23,29 @@ def begin(kind: str, options: dict[str, Any], teacher: FrozenTeacher, ids_V: Ten
     return student
 
 
-def go_on(student: Student, kind: str, folder: Path, teacher: FrozenTeacher) -> int:
-    """Lets a student begin where the drafter of a folder stands; a number of the folder's tensors.
+class Start(NamedTuple):
+    """A trained drafter to go on from: its tensors, and the ids that it may propose, int64 [V] (None for all)."""
 
-    Raises:
-        RequestError: the folder holds a drafter of another kind.
-    """
-    stored = kind_of(folder)
-    if stored.name != kind:
-        raise RequestError(f"--start {folder}: holds {stored.title}; expected {kind_named(kind).title}")
-    tensors = stored.model.trained(folder, teacher, student.levels)[1]
-    student.take(tensors)
-    return zlib.crc32(b"".join(tensors[name].float().numpy().tobytes() for name in sorted(tensors)))
+    tensors: dict[str, Tensor]
+    ids_V: Tensor | None
+
+    @classmethod
+    def read(cls, folder: Path, kind: str, teacher: FrozenTeacher, levels: int) -> Start:
+        """The drafter of a folder.
+
+        Raises:
+            RequestError: it is of another kind.
+        """
+        stored = kind_of(folder)
+        if stored.name != kind:
+            raise RequestError(f"--start {folder}: holds {stored.title}; expected {kind_named(kind).title}")
+        student, tensors = stored.model.trained(folder, teacher, levels)
+        return cls(tensors, student.ids_V)
+
+    @property
+    def digest(self) -> int:
+        """A number of the tensors."""
+        return zlib.crc32(b"".join(self.tensors[name].float().numpy().tobytes() for name in sorted(self.tensors)))
 
 
 def load(folder: Path, teacher: FrozenTeacher, levels: int | None = None) -> Student:

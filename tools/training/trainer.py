@@ -31,7 +31,7 @@ from draftwood.tools.made_from import alone_in, begin_in, damaged
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
 from draftwood.tools.training.states import FOLDER, LARGEST, States
-from draftwood.tools.training.students import begin, go_on
+from draftwood.tools.training.students import Start, begin
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import Distilled, by_length, shuffled
 from draftwood.version import __version__
@@ -133,7 +133,8 @@ def train(
     Args:
         minutes: a time for the training instead of ``steps``, which it sets once some steps have been timed.
         batch: texts a step, over all processes.
-        start: folder of a trained drafter to go on from; what it lacks begins as it does without.
+        start: folder of a trained drafter to go on from, with its draft vocabulary; what it lacks begins as it does
+            without.
         device: by default the GPU if there is one.
         options: those of the kind.
 
@@ -150,13 +151,15 @@ def train(
     torch.manual_seed(seed)
     device = device or training_device()
     model = FrozenTeacher.open(teacher, compute_dtype(device), device)
-    drafter = begin(kind, options, model, _draft_ids(texts, train_W, options, model.config.vocabulary))
+    started = None if start is None else Start.read(start, kind, model, options["levels"])
+    drafter = begin(kind, options, model, _draft_ids(texts, train_W, options, model.config.vocabulary, started))
     settings = {
         "version": __version__, "kind": kind, "teacher": texts.teacher, "texts": texts.digest, "batch": batch,
         "learning_rate": learning_rate, "seed": seed, **options,
     }  # fmt: skip
-    if start is not None:
-        settings["start"] = go_on(drafter, kind, start, model)
+    if started is not None:
+        drafter.take(started.tensors)
+        settings["start"] = started.digest
     begin_in(out, (CHECKPOINT, LOG))
     with nullcontext() if team.rank else alone_in(out):
         run = Run(out, drafter, learning_rate, settings)
@@ -184,9 +187,16 @@ def _shares(texts: Distilled, folder: Path, team: Team) -> tuple[np.ndarray, np.
     return train_W, valid_W
 
 
-def _draft_ids(texts: Distilled, train_W: np.ndarray, options: dict[str, Any], vocabulary: int) -> Tensor | None:
-    """The teacher's ids that the drafter may propose, int64 [V]; None for all of them."""
+def _draft_ids(
+    texts: Distilled, train_W: np.ndarray, options: dict[str, Any], vocabulary: int, started: Start | None
+) -> Tensor | None:
+    """The teacher's ids that the drafter may propose, int64 [V]; None for all of them.
+
+    A drafter that goes on keeps its own, unless another number is asked for.
+    """
     size = options.get("draft_vocab")
+    if started is not None and started.ids_V is not None and size in (None, len(started.ids_V)):
+        return started.ids_V.cpu()
     return torch.from_numpy(most_frequent(texts, train_W, size, vocabulary)) if size else None
 
 

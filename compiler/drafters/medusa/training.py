@@ -1,6 +1,7 @@
 """Medusa heads in training (Medusa-1; Cai et al., 2024): the loss is plain cross-entropy, 0.8^i a head.
 
-With shared noise it is the cross-entropy with the teacher's distribution, and on sampled text with its draw.
+With shared noise it is the cross-entropy with the teacher's distribution, and on sampled text with its draw. A step
+then looks at some of the vocabulary's ids alone: each head would read all of its output matrix.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from draftwood.compiler.training.teacher import FrozenTeacher
 
 # N contexts, I heads, H hidden size
+
+# Random ids that a step's cross-entropy covers in addition to its texts' ids.
+_NEGATIVES = 4096
 
 
 class MedusaStudent(Student):
@@ -70,7 +74,7 @@ class MedusaStudent(Student):
 def begin(teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | None) -> MedusaStudent:
     """A student of the chosen heads and blocks."""
     student = MedusaStudent(teacher, options["levels"], options["layers"])
-    student.shared_noise = options["shared_noise"]
+    student.negatives, student.shared_noise = _NEGATIVES, options["shared_noise"]
     return student
 
 
