@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from draftwood.errors import RequestError
+from draftwood.files import json_text
 from draftwood.tools.commands.arguments import (
     add_opening_arguments,
     add_policy_argument,
@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     if args.batch_size > 1:
         report |= bench_waits(engine, prompts, args.batch_size)
     if args.json:
-        print(json.dumps(report))
+        print(json_text(report))
     elif args.batch_size == 1:
         _print(report)
     else:

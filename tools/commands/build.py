@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
+from draftwood.files import json_text
 
 if TYPE_CHECKING:
     from draftwood.compiler.bundle.request import BuildRequest
@@ -163,7 +163,7 @@ def main(args: argparse.Namespace) -> int:
         "stages": stages,
     }
     if args.json:
-        print(json.dumps(summary))
+        print(json_text(summary))
     else:
         print(
             f"{args.out}: {summary['graphs']} graphs, {len(manifest.gears)} gears, {summary['bytes'] / 1e6:.1f} MB,"

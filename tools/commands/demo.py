@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import shutil
 import sys
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import BundleError
-from draftwood.files import cache_home
+from draftwood.files import cache_home, json_text
 from draftwood.manifest import SCHEMA_VERSION
 from draftwood.tools import demo
 from draftwood.version import __version__
@@ -69,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
     ok = all(answer["tokens_equal"] for answer in answers)
     if args.json:
         report = {"ok": ok, "bundle": str(folder), "build_seconds": round(built, 1), "gears": gears}
-        print(json.dumps(report | {"speedup": speedups(answers), "prompts": answers}))
+        print(json_text(report | {"speedup": speedups(answers), "prompts": answers}))
     else:
         _print_answers(answers, fixed)
     return 0 if ok else 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
+from draftwood.files import json_text
 
 if TYPE_CHECKING:
     from draftwood.manifest import GraphSet, GraphSignature
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     else:
         name, topology = read_tree_or_spec(args.subject, path)
         figures, text = tree_figures(name, topology), tree_text
-    print(json.dumps(figures, indent=2) if args.json else text(figures))
+    print(json_text(figures, indent=2) if args.json else text(figures))
     return 0
 
 
@@ -90,7 +90,7 @@ def _show_checkpoint(path: Path, args: argparse.Namespace) -> int:
     if args.npu:
         raise RequestError(f"--npu: {path} is a checkpoint, which holds no graphs; build it first")
     figures = checkpoint_figures(path, resolve(args.model) if args.model else None)
-    print(json.dumps(figures, indent=2) if args.json else checkpoint_text(figures))
+    print(json_text(figures, indent=2) if args.json else checkpoint_text(figures))
     return 0
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
-from draftwood.files import absolute_path, real_path, write_whole
+from draftwood.files import absolute_path, json_text, real_path, write_whole
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
 from draftwood.tools.made_from import MadeFrom, alone_in, changed, made_from, read_note
 from draftwood.tools.making.stages import Stage, ours, run
@@ -92,10 +92,10 @@ def _make(args: argparse.Namespace, prompts: Sequence[Prompt], work: Path) -> in
         run(stages, work, inputs)
         chosen, report = None, _report(args, stages, work)
     report["from"] = _asked(args)
-    write_whole(work / REPORT, json.dumps(report, indent=1).encode() + b"\n")
+    write_whole(work / REPORT, json_text(report, indent=1).encode() + b"\n")
     if chosen:
         chosen.rename(args.out)
-    print(json.dumps(report) if args.json else _page(report))
+    print(json_text(report) if args.json else _page(report))
     return 0 if report["ok"] else 1
 
 

@@ -7,12 +7,12 @@ Without ``--out`` nothing is written, and only the precisions that a build makes
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
+from draftwood.files import json_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     packed = difference(original, in_precision(original, "nbits"), texts.withheld, _say) if original.packed else None
     if packed:
         figures["nbits"] = packed.figures()
-    (args.out / REPORT).write_text(json.dumps(figures, indent=2) + "\n")
+    (args.out / REPORT).write_text(json_text(figures, indent=2) + "\n")
     summary: dict[str, object] = {
         "folder": str(args.out),
         "layout": args.layout,
@@ -84,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
         "bytes": _bytes(args.out),
         "difference": figures,
     }
-    print(json.dumps(summary) if args.json else _text(summary, measured, packed))
+    print(json_text(summary) if args.json else _text(summary, measured, packed))
     return 0
 
 
@@ -101,7 +101,7 @@ def _compare(original: Checkpoint, texts: list[Tensor], as_json: bool) -> int:
         raise RequestError(f"{original.path}: has no layer that is rounded or kept packed; nothing to compare")
     measured = differences(original, others, _joined(texts, min(_LONGEST, original.config.max_positions)), _say)
     if as_json:
-        print(json.dumps({name: figures.figures() for name, figures in measured.items()}))
+        print(json_text({name: figures.figures() for name, figures in measured.items()}))
     else:
         print("\n".join(f"{name}: {_said(figures)}" for name, figures in measured.items()))
     return 0

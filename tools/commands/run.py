@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftwood.files import json_text
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_opening_arguments,
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
         trace.meta |= {"bundle": bundle_digest(model.bundle), "prompt": prompt_digest(stream.prompt), **ran}
         save(trace, args.trace)
     if args.json:
-        print(json.dumps(asdict(stream.result) | ran))
+        print(json_text(asdict(stream.result) | ran))
     else:
         _print_ending(stream.result)
     return 0
