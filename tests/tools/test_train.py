@@ -34,7 +34,7 @@ from draftwood.compiler.training.teacher import FrozenTeacher
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.commands import train as command
-from draftwood.tools.training import trainer
+from draftwood.tools.training import schedule, trainer
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.shared_noise import BatchNoise
 from draftwood.tools.training.states import States
@@ -273,6 +273,21 @@ def test_a_training_that_goes_on_keeps_its_draft_vocabulary(folder: Path, tmp_pa
         d2t = load_file(tmp_path / name / "model.safetensors")["d2t"]
         assert len(d2t) == asked.get("draft_vocab", 9)
         assert (name == "more") != torch.equal(d2t, tensors["d2t"])
+
+
+def test_without_fast_bfloat16_matrices_are_orthogonalised_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Muon's five steps of Newton and Schulz; in bfloat16 they are off by a hundredth."""
+    monkeypatch.setattr(schedule, "compute_dtype", lambda device: torch.float32)
+    matrix = torch.nn.Linear(8, 6, bias=False, dtype=torch.float32)
+    before, slope = matrix.weight.detach().clone(), torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    matrix.weight.grad = slope.clone()
+    schedule.HybridOptimizer(matrix, 0.5).step(1.0)
+    update = slope.double() / slope.double().norm()
+    for _ in range(5):
+        gram = update @ update.T
+        update = 3.4445 * update + (-4.775 * gram + 2.0315 * gram @ gram) @ update
+    scale = 0.5 * 0.2 * 8**0.5  # the rate, and AdamW's root mean square
+    torch.testing.assert_close(before - matrix.weight, scale * update.float(), rtol=0, atol=1e-5)
 
 
 def naive_eagle3(folder: Path, teacher: LlamaForCausalLM, ids: list[int], slot: int, levels: int) -> list[torch.Tensor]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from draftwood.compiler.training.precision import compute_dtype
 
 
 def stable_decay(step: int, share: float) -> float:
@@ -17,6 +21,16 @@ def stable_decay(step: int, share: float) -> float:
     if share >= 0.5:
         return max(0.02, 2 * (1 - share))
     return min(1.0, max((step + 1) / 50, 10 * share))
+
+
+class _InFloat32(TorchFunctionMode):
+    """Keeps what is cast to bfloat16 in float32. Muon orthogonalises in bfloat16, and a processor that does not
+    multiply it fast spent three quarters of a step of Medusa's heads on that."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.bfloat16:
+            return args[0].to(torch.float32, copy=True)  # Muon divides it in place
+        return func(*args, **(kwargs or {}))
 
 
 class HybridOptimizer:
@@ -48,11 +62,13 @@ class HybridOptimizer:
     def step(self, factor: float, clip: float = 1.0) -> None:
         """Clips the gradient norm, applies one update at ``factor`` times the learning rate, clears gradients."""
         nn.utils.clip_grad_norm_(self.parameters, clip)
-        for part in self.parts:
-            for group in part.param_groups:
-                group["lr"] = self.learning_rate * factor
-            part.step()
-            part.zero_grad(set_to_none=True)
+        wide = compute_dtype(self.parameters[0].device) == torch.float32
+        with _InFloat32() if wide else nullcontext():
+            for part in self.parts:
+                for group in part.param_groups:
+                    group["lr"] = self.learning_rate * factor
+                part.step()
+                part.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, Any]]:
         return [part.state_dict() for part in self.parts]
