@@ -90,7 +90,8 @@ def test_its_name_is_the_model_where_one_is_asked_for(
     assert demo.resolve("demo") == demo.bundle("demo") == Path("demo")
 
 
-def test_the_drafter_that_is_shipped_is_smollm2s(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["eagle3", "fasteagle", "medusa"])
+def test_the_drafters_that_are_shipped_are_smollm2s(tmp_path: Path, kind: str) -> None:
     """SmolLM2's sizes stand here, since its file is not at hand."""
     sizes = {
         "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
@@ -98,8 +99,9 @@ def test_the_drafter_that_is_shipped_is_smollm2s(tmp_path: Path) -> None:
         "rope_theta": 1e5, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **sizes}))
-    folder = demo.resolve("demo-eagle3")
+    folder = demo.resolve(f"demo-{kind}")
     drafter = open_drafter(folder, Checkpoint.describe(tmp_path))
-    assert drafter.model.kind == "eagle3" and len(drafter.checkpoint.ids) == 8192
+    assert drafter.model.kind == kind
+    assert kind == "medusa" or len(drafter.checkpoint.ids) == 8192
     assert sum(path.stat().st_size for path in folder.iterdir()) < 12_000_000
-    assert folder == language_model.DRAFTER
+    assert (folder == language_model.DRAFTER) == (kind == "eagle3")
