@@ -7,7 +7,6 @@ its providers. An NPU is counted in its own process.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 from draftwood import environment
 from draftwood.errors import RequestError
-from draftwood.files import write_whole
+from draftwood.files import json_text, write_whole
 from draftwood.runtime.engines.registry import engines
 from draftwood.tools import machine
 from draftwood.tools.doctor.npu_report import describe, npu_report
@@ -54,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     facts = report()
     if args.npu:
         return _npu(facts, args)
-    print(json.dumps(facts, indent=2) if args.json else render(facts))
+    print(json_text(facts, indent=2) if args.json else render(facts))
     return 0
 
 
@@ -63,12 +62,12 @@ def _npu(report: dict[str, Any], args: argparse.Namespace) -> int:
 
     def keep(tried: dict[str, Any]) -> None:
         try:
-            write_whole(args.npu, json.dumps(tried, indent=2).encode() + b"\n")
+            write_whole(args.npu, json_text(tried, indent=2).encode() + b"\n")
         except OSError as error:
             raise RequestError(f"--npu {args.npu}: cannot be written ({error.strerror}); name another file") from None
 
     tried = npu_report(report, keep, say=lambda text: print(text, file=sys.stderr))
-    text = json.dumps(tried, indent=2)
+    text = json_text(tried, indent=2)
     print(text if args.json else f"{describe(tried)}\n\nwritten to {args.npu}; it holds no names and no folders")
     works = all(verdict["works"] for verdicts in tried["probes"].values() for verdict in verdicts)
     return 0 if works and not any(command.get("code") for command in tried["commands"]) else 1

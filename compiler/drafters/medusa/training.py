@@ -1,7 +1,7 @@
 """Medusa heads in training (Medusa-1; Cai et al., 2024): the loss is plain cross-entropy, 0.8^i a head.
 
 With shared noise it is the cross-entropy with the teacher's distribution, and on sampled text with its draw. A step
-then looks at some of the vocabulary's ids alone: each head would read all of its output matrix.
+then looks at some of the vocabulary's ids alone, since otherwise each head would read the whole output matrix.
 """
 
 from __future__ import annotations
