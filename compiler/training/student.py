@@ -65,11 +65,15 @@ class Student(nn.Module):
         """Sets the trained parts to their beginning, from the teacher's own weights if they serve."""
         raise NotImplementedError
 
+    def shape(self) -> dict[str, Any]:
+        """The options of a training that begins a student as large."""
+        return {"levels": self.levels}
+
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on from a trained drafter's values, as ``Kind.trained`` reads them; tensors that it lacks stay as they
-        began."""
+        """Goes on from a trained drafter's values, as ``DraftModel.trained`` reads them; parameters that it lacks stay
+        as they began."""
         for name, parameter in self.named_parameters():
-            if name in tensors and tensors[name].shape == parameter.shape:
+            if name in tensors:
                 parameter.data.copy_(tensors[name])
 
     def features(self, batch: Batch) -> Tensor:

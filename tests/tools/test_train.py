@@ -9,6 +9,7 @@ import sys
 from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -248,7 +249,7 @@ def test_a_training_goes_on_from_a_drafter(folder: Path, tmp_path: Path, exact: 
     model = FrozenTeacher.open(folders[0])
     before = load(tmp_path / "two", model)
     after = begin("fasteagle", kind_named("fasteagle").complete({"levels": 3}), model, None)
-    after.take(Start.read(tmp_path / "two", "fasteagle", model, 3).tensors)
+    Start.read(tmp_path / "two", "fasteagle", model).give(after)
     batch = States(model, Distilled.open(folders[1]), before.aux).batch(np.arange(4))
     with torch.no_grad():
         wanted, found = before.features(batch), after.features(batch)
@@ -257,6 +258,41 @@ def test_a_training_goes_on_from_a_drafter(folder: Path, tmp_path: Path, exact: 
     assert json.loads((tmp_path / "on" / "config.json").read_text())["num_hidden_layers"] == 3
     with pytest.raises(RequestError, match="holds a FastEagle drafter; expected Medusa heads"):
         train("medusa", *folders, tmp_path / "no", start=tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("fasteagle", {"levels": 2, "layer_sizes": [1, 1, 20]}),
+        ("medusa", {"levels": 2, "layers": 2}),
+        ("dspark", {"levels": 3, "layers": 2}),
+        ("eagle3", {"levels": 2}),
+    ],
+)
+def test_a_training_that_goes_on_keeps_the_sizes(
+    folder: Path, tmp_path: Path, kind: str, options: dict[str, Any], exact: None
+) -> None:
+    """With a step of nothing it is the same drafter; another size or a foreign tensor is refused and not left out."""
+    folders, settings = [folder / "counting", folder / "counted"], {"steps": 1, "batch": 16}
+    train(kind, *folders, tmp_path / "one", **settings, **options)
+    train(kind, *folders, tmp_path / "on", **settings, start=tmp_path / "one", learning_rate=1e-12)
+    file = "medusa_lm_head.safetensors" if kind == "medusa" else "model.safetensors"
+    first, second = (load_file(tmp_path / name / file) for name in ("one", "on"))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name].float(), tensor.float(), rtol=2**-7, atol=1e-6)  # bfloat16, twice
+    if kind == "fasteagle":
+        with pytest.raises(RequestError, match=r"intermediate_size is 20; expected 30, .*leave out"):
+            train(kind, *folders, tmp_path / "no", **settings, start=tmp_path / "one", layer_sizes=[1, 1, 30])
+    if kind == "eagle3":
+        save_file({**first, "lm_head.weight": torch.zeros(VOCABULARY, HIDDEN)}, tmp_path / "one" / file)
+        with pytest.raises(RequestError, match=r"lm_head.weight is \(\d+, \d+\); expected none"):
+            train(kind, *folders, tmp_path / "no", **settings, start=tmp_path / "one")
+        config = json.loads((tmp_path / "one" / "config.json").read_text())
+        config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [0, 0, 1]
+        (tmp_path / "one" / "config.json").write_text(json.dumps(config))
+        with pytest.raises(RequestError, match=r"aux_layer_ids is \(0, 0, 1\); expected \("):
+            train(kind, *folders, tmp_path / "no", **settings, start=tmp_path / "one")
 
 
 def test_a_training_that_goes_on_keeps_its_draft_vocabulary(folder: Path, tmp_path: Path) -> None:

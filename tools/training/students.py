@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +25,15 @@ def begin(kind: str, options: dict[str, Any], teacher: FrozenTeacher, ids_V: Ten
 
 
 class Start(NamedTuple):
-    """A trained drafter to go on from: its tensors, and the ids that it may propose, int64 [V] (None for all)."""
+    """A trained drafter to go on from: a student as large, and its tensors."""
 
+    folder: Path
+    student: Student
     tensors: dict[str, Tensor]
-    ids_V: Tensor | None
 
     @classmethod
-    def read(cls, folder: Path, kind: str, teacher: FrozenTeacher, levels: int) -> Start:
-        """The drafter of a folder.
+    def read(cls, folder: Path, kind: str, teacher: FrozenTeacher, levels: int | None = None) -> Start:
+        """The drafter of a folder; ``levels`` as for ``load``.
 
         Raises:
             RequestError: it is of another kind.
@@ -39,13 +41,40 @@ class Start(NamedTuple):
         stored = kind_of(folder)
         if stored.name != kind:
             raise RequestError(f"--start {folder}: holds {stored.title}; expected {kind_named(kind).title}")
-        student, tensors = stored.model.trained(folder, teacher, levels)
-        return cls(tensors, student.ids_V)
+        return cls(folder, *stored.model.trained(folder, teacher, levels))
 
     @property
     def digest(self) -> int:
-        """A number of the tensors."""
-        return zlib.crc32(b"".join(self.tensors[name].float().numpy().tobytes() for name in sorted(self.tensors)))
+        """A number of the tensors and of the draft vocabulary."""
+        held = [self.tensors[name].float() for name in sorted(self.tensors)]
+        if self.student.ids_V is not None:
+            held.append(self.student.ids_V)
+        return zlib.crc32(b"".join(tensor.cpu().numpy().tobytes() for tensor in held))
+
+    def give(self, student: Student) -> None:
+        """Sets a student's parameters to the drafter's. Those of levels and layers that it lacks stay as they began.
+
+        Raises:
+            RequestError: something of the drafter has no place in the student, or reads something else there.
+        """
+        stored, there = _facts(self.student), _facts(student)
+        cut = student.levels < self.student.levels
+        stored |= {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        there |= {name: tuple(parameter.shape) for name, parameter in student.named_parameters()}
+        for name, fact in stored.items():
+            if there.get(name) != fact and not (cut and name not in there):
+                raise RequestError(
+                    f"--start {self.folder}: {name} is {fact}; expected {there.get(name, 'none')}, as a training with"
+                    " these options has it: leave out those that set sizes, or begin without --start"
+                )
+        student.take(self.tensors)
+
+
+def _facts(student: Student) -> dict[str, Any]:
+    """All that fixes a student's computation but its parameters and its levels."""
+    sizes = getattr(student, "sizes", None)
+    facts = {"aux_layer_ids": student.aux, "mask_token_id": getattr(student, "mask_token", None)}
+    return facts if sizes is None else {**facts, **asdict(sizes)}
 
 
 def load(folder: Path, teacher: FrozenTeacher, levels: int | None = None) -> Student:

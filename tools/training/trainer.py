@@ -133,15 +133,17 @@ def train(
     Args:
         minutes: a time for the training instead of ``steps``, which it sets once some steps have been timed.
         batch: texts a step, over all processes.
-        start: folder of a trained drafter to go on from, with its draft vocabulary; what it lacks begins as it does
-            without.
+        start: folder of a trained drafter to go on from, with its sizes and its draft vocabulary unless options say
+            others. Levels that it lacks begin as they do without.
         device: by default the GPU if there is one.
         options: those of the kind.
 
     Raises:
-        RequestError: the texts are of another teacher or too few, or ``out`` holds a run of other settings.
+        RequestError: the texts are of another teacher or too few, ``out`` holds a run of other settings, or ``start`` a
+            drafter that such a training does not make.
     """
-    team, options = team or Team(), kind_named(kind).complete(options)
+    team, complete = team or Team(), kind_named(kind).complete
+    complete(options)  # refused before a teacher is opened
     if min(steps, log_every, save_every) < 1 or batch < team.size or min(learning_rate, minutes or 1) <= 0:
         raise RequestError(
             "expected 1 or more steps, a text a batch for every process, and a positive learning rate and time"
@@ -151,14 +153,15 @@ def train(
     torch.manual_seed(seed)
     device = device or training_device()
     model = FrozenTeacher.open(teacher, compute_dtype(device), device)
-    started = None if start is None else Start.read(start, kind, model, options["levels"])
+    started = None if start is None else Start.read(start, kind, model, options.get("levels"))
+    options = complete({**(started.student.shape() if started else {}), **options})
     drafter = begin(kind, options, model, _draft_ids(texts, train_W, options, model.config.vocabulary, started))
     settings = {
         "version": __version__, "kind": kind, "teacher": texts.teacher, "texts": texts.digest, "batch": batch,
         "learning_rate": learning_rate, "seed": seed, **options,
     }  # fmt: skip
     if started is not None:
-        drafter.take(started.tensors)
+        started.give(drafter)
         settings["start"] = started.digest
     begin_in(out, (CHECKPOINT, LOG))
     with nullcontext() if team.rank else alone_in(out):
@@ -195,8 +198,9 @@ def _draft_ids(
     A drafter that goes on keeps its own, unless another number is asked for.
     """
     size = options.get("draft_vocab")
-    if started is not None and started.ids_V is not None and size in (None, len(started.ids_V)):
-        return started.ids_V.cpu()
+    own_V = None if started is None else started.student.ids_V
+    if own_V is not None and size in (None, len(own_V)):
+        return own_V.cpu()
     return torch.from_numpy(most_frequent(texts, train_W, size, vocabulary)) if size else None
 
 

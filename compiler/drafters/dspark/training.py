@@ -126,6 +126,9 @@ class DSparkStudent(Student):
         self.norm.weight.data.copy_(teacher.norm_H)
         self._start_head()
 
+    def shape(self) -> dict[str, Any]:
+        return {**super().shape(), "layers": len(self.layers)}
+
     def _start_head(self) -> None:
         """Begins the bias in the span of the output matrix's largest singular vectors. There similar tokens have
         similar rows. Rows that begin at random would stay random for rare tokens."""

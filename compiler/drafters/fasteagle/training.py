@@ -64,6 +64,11 @@ class FastEagleStudent(Student):
         self.scale = _scale(teacher, self.aux[-1])
         self.norm.weight.data.copy_(teacher.norm_H)
 
+    def shape(self) -> dict[str, Any]:
+        sizes = self.sizes
+        own = [sizes.num_attention_heads, sizes.num_key_value_heads, sizes.intermediate_size]
+        return {**super().shape(), "layer_sizes": own}
+
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         super().take({**tensors, **self._scaled(tensors, 1 / self.scale)})
 

@@ -35,6 +35,9 @@ class MedusaStudent(Student):
         self.blocks, self.teacher_name = blocks, teacher.checkpoint.path.resolve().name
         self.model = MedusaHeads(self.output_VH.shape[1], len(self.output_VH), heads, blocks, tied=tied)
 
+    def shape(self) -> dict[str, Any]:
+        return {**super().shape(), "layers": self.blocks}
+
     @property
     def heads(self) -> Sequence[Head]:
         return cast(Sequence[Head], self.model.heads)
