@@ -12,6 +12,9 @@ from draftwood.errors import RequestError
 _DEEPEST = 64
 # Names that a message's reasoning goes by; a template that knows one of them gets it by that one.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+# Stands at the end of a text that is to be continued while a template renders it, as in transformers. Its space shows
+# whether the template cuts the text.
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +62,41 @@ class Chat:
             raise RequestError("chat: continue_final_message: the last message has no text to go on with")
         return chat
 
+    @property
+    def marked(self) -> list[dict[str, Any]]:
+        """The messages for `continued`: the last one's text ends with a mark. The text alone may occur again after it,
+        as "<" does in an end token."""
+        *before, final = self.messages
+        content = final["content"]
+        if isinstance(content, str):
+            return [*before, final | {"content": content + _MARK}]
+        last = max(i for i, part in enumerate(content) if _has_text(part))
+        parts = [part | {"text": part["text"] + _MARK} if i == last else part for i, part in enumerate(content)]
+        return [*before, final | {"content": parts}]
+
     def continued(self, rendered: str) -> str:
-        """A template's text of the chat, up to the end of the last message's text.
+        """A template's text of the messages in ``marked``, up to the end of the last one's own text.
 
         Raises:
             RequestError: the template did not write that text.
         """
-        final = _final(self.messages[-1])
-        at = rendered.rfind(final.strip())
-        if at < 0:
+        at = rendered.rfind(_MARK.rstrip())
+        if at < 0 or _final(self.messages[-1]).strip() not in rendered:
             raise RequestError("chat: continue_final_message: the template does not write the last message as it is")
-        whole = final.lstrip()  # a template may cut the space at its end
-        return rendered[: at + len(whole if rendered.startswith(whole, at) else final.strip())]
+        return rendered[:at] if rendered.startswith(_MARK, at) else rendered[:at].rstrip()
 
 
 def _final(message: dict[str, Any]) -> str:
     """A message's text, which may be the last of its parts; "" if there is none but white space."""
     content = message.get("content")
     if isinstance(content, list):
-        texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        texts = [part["text"] for part in content if _has_text(part)]
         content = texts[-1] if texts else ""
     return content if isinstance(content, str) and content.strip() else ""
+
+
+def _has_text(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
 def _switch(chat: Mapping[str, Any], name: str, default: bool) -> bool:

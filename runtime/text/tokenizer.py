@@ -202,7 +202,8 @@ class Tokenizer:
         if name not in self._templates:
             raise RequestError("chat: this bundle has no chat template; send a plain prompt")
         # tools and documents are None, not undefined: templates ask `tools is not none`.
-        fixed: dict[str, Any] = {"messages": checked.messages, "tools": checked.tools, "documents": checked.documents}
+        messages = checked.marked if checked.continue_final_message else checked.messages
+        fixed: dict[str, Any] = {"messages": messages, "tools": checked.tools, "documents": checked.documents}
         fixed["add_generation_prompt"] = checked.add_generation_prompt
         rendered = self._templates.render(name, self._template_tokens | checked.chat_template_kwargs | fixed)
         return checked.continued(rendered) if checked.continue_final_message else rendered

@@ -520,7 +520,7 @@ def test_a_broken_file_is_named(tmp_path, name, content, said):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["half of a", "half of a ", " half\n\n", "a a a"])
+@pytest.mark.parametrize("content", ["half of a", "half of a ", " half\n\n", "a a a", "<", "s", "assistant"])
 @pytest.mark.parametrize("trims", [False, True])
 def test_a_prompt_goes_on_with_the_last_message(tmp_path, content, trims):
     """As transformers cuts it."""
@@ -536,6 +536,17 @@ def test_a_prompt_goes_on_with_the_last_message(tmp_path, content, trims):
     for wrong in ({"continue_final_message": True, "add_generation_prompt": True}, {"continue_final_message": 1}):
         with pytest.raises(RequestError, match="chat: continue_final_message: "):
             text.render({"messages": messages} | wrong)
+
+
+def test_a_prompt_goes_on_with_the_last_text_of_a_message_in_parts(tmp_path):
+    said = "{% for part in message.content %}{{ part.text }}{% endfor %}"
+    template = "{% for message in messages %}" + said + "</s>{% endfor %}"
+    oracle = PreTrainedTokenizerFast(tokenizer_object=byte_level(), chat_template=template)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "<"}, {"type": "image"}]
+    messages = [{"role": "assistant", "content": parts}]
+    expected = oracle.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template=template))
+    assert text.render({"messages": messages, "continue_final_message": True}) == expected == "a<"
 
 
 @pytest.mark.parametrize("special", [True, False])
