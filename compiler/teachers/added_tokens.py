@@ -7,7 +7,7 @@ added_tokens.json do. Such a token stays whole in a text, and a special one is l
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,15 @@ def write_added(model: Path, folder: Path) -> None:
     own, older = _own(vocabulary), config.get(_LISTED) is None
     if older:
         config = Fields(config.path, config.values | fields_of(model / SPECIAL).values)
-        listed = _older(fields_of(model / ADDED), _special(config)) | own
+    named = _special(config, _named(config))
+    special = named | _special(config, _unnamed(config))
+    if older:
+        listed = _older(fields_of(model / ADDED), special) | own
     else:
-        named = config.nested(_LISTED).values
-        listed = {_id(config, key): _token(config, _LISTED, value) for key, value in named.items()}
+        by_id = config.nested(_LISTED).values
+        listed = {_id(config, key): _token(config, _LISTED, value) for key, value in by_id.items()}
     source = _text(vocabulary.path)
-    more = _more(own, listed, _special(config))
+    more = _more(own, listed, special, named.keys())
     (folder / VOCABULARY).write_text(_grown(vocabulary.path, source, more, listed) if more else source, "utf-8")
     extra = config.get(_EXTRA[0])
     values = config.values | (extra if isinstance(extra, dict) else {})
@@ -96,28 +99,46 @@ def _token(fields: Fields, name: str, value: Any) -> AddedToken:
     return AddedToken(content, **{flag: bool(value[flag]) for flag in _FLAGS if value.get(flag) is not None})
 
 
-def _special(config: Fields) -> dict[str, AddedToken]:
-    """Special tokens by their text: those with a name, a class's own among them, and those without."""
+def _named(config: Fields) -> list[tuple[str, Any]]:
+    """What has a name, a class's own among them; add_bos_token is no token."""
+    extra = config.get(_EXTRA[0])
     named = {name: value for name, value in config.values.items() if name.endswith("_token")}
-    name = next((name for name in _EXTRA if config.get(name)), _EXTRA[0])
-    extra = config.get(name, [])
-    if not isinstance(extra, dict | list):
-        config.fail(name, "a list or an object")
-    values = [(name, value) for value in (extra.values() if isinstance(extra, dict) else extra)]
+    return [*named.items(), *(extra.items() if isinstance(extra, dict) else ())]
+
+
+def _unnamed(config: Fields) -> list[tuple[str, Any]]:
+    """What is listed without names, in the first field that has any."""
+    for name in _EXTRA:
+        if not isinstance(extra := config.get(name, []), dict | list):
+            config.fail(name, "a list or an object")
+        if isinstance(extra, list) and extra:
+            return [(name, value) for value in extra]
+    return []
+
+
+def _special(config: Fields, values: Iterable[tuple[str, Any]]) -> dict[str, AddedToken]:
+    """Special tokens by their text."""
     tokens = {}
-    for name, value in [*named.items(), *values]:
+    for name, value in values:
         if isinstance(value, bool) or (content := content_of(config, name, value)) is None:
-            continue  # add_bos_token is no token
+            continue
         flags = value if isinstance(value, dict) else {}
         tokens[content] = _token(config, name, {"normalized": False} | flags | {"content": content, "special": True})
     return tokens
 
 
 def _more(
-    own: Mapping[int, AddedToken], listed: Mapping[int, AddedToken], special: Mapping[str, AddedToken]
+    own: Mapping[int, AddedToken],
+    listed: Mapping[int, AddedToken],
+    special: Mapping[str, AddedToken],
+    named: Collection[str],
 ) -> list[AddedToken]:
-    """The tokens that the vocabulary has not, or has with other flags."""
-    more = {token.content: token for _, token in sorted(listed.items()) if token not in own.values()}
+    """The tokens that the vocabulary has not, or has with other flags; one with a name is special."""
+    more = {
+        token.content: token
+        for _, token in sorted(listed.items())
+        if token not in own.values() or (token.content in named and not token.special)
+    }
     known = {token.content for token in own.values()} | more.keys()
     for content in more.keys() & (special.keys() | {token.content for token in own.values() if token.special}):
         more[content].special = True

@@ -40,6 +40,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "additional": (BOTH | {"additional_special_tokens": ["<|user|>"]}, {}, {}),
     "additional in the older file": (BOTH, {"additional_special_tokens": ["<|user|>"]}, {}),
     "extra": (BOTH | {"extra_special_tokens": ["<|user|>"]}, {}, {}),
+    "extra by name, and additional": (
+        BOTH | {"extra_special_tokens": {"user_token": "<|user|>"}, "additional_special_tokens": ["<x>"]},
+        {},
+        {},
+    ),
     "extra by name": (BOTH | {"extra_special_tokens": {"user_token": "<|user|>"}}, {}, {}),
     "a name of its own": (BOTH | {"user_token": "<|user|>"}, {}, {}),
     "listed as special": (BOTH | listed(user={"special": True}), {}, {}),
@@ -90,6 +95,23 @@ def test_ids_texts_and_chats_are_those_of_transformers(case: str, lower: bool, t
         assert ours.encode(text) == ids, text
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
     assert ours.render(CHAT) == theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    "config", [BOTH, BOTH | listed(end={}), {"extra_special_tokens": {"turn": "<|end|>"}}], ids=str
+)
+def test_a_token_with_a_name_is_special_though_the_vocabulary_adds_it_as_plain(config: dict, tmp_path: Path) -> None:
+    """Some fine-tuned models name such a token as the end of their texts; it would be shown."""
+    save(tmp_path, False, config, {}, {})
+    held = json.loads((path := tmp_path / "tokenizer.json").read_text())
+    held["added_tokens"][1]["special"] = False
+    path.write_text(json.dumps(held))
+    (tmp_path / "ours").mkdir()
+    write_tokenizer(tmp_path, tmp_path / "ours")
+    ours, theirs = Tokenizer.load(tmp_path / "ours"), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ids = ours.encode(TEXTS[1])
+    assert ids == theirs(TEXTS[1])["input_ids"]
+    assert "<|end|>" not in ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
 def test_templates_of_several_files_are_named_by_them(tmp_path: Path) -> None:
