@@ -184,6 +184,7 @@ class Decoding:
         check_ids("stop_token_ids", options.stop_token_ids, bundle.manifest.dims.vocabulary)
         eos = () if options.ignore_eos else bundle.manifest.teacher.eos
         self._ends = frozenset((*options.stop_token_ids, *eos))
+        self._silent = self._unshown()
         self._grammar: TextGrammar | ApartGrammar | None = (
             None if options.grammar is None else _grammar(engine, options.grammar)
         )
@@ -357,6 +358,14 @@ class Decoding:
         self.result = self._conclude(ended_us - self._origin_us - self._prefill_us)
         return piece
 
+    def _unshown(self) -> frozenset[int]:
+        """The ends that are not in the text. The tokenizer of some teachers has their end token as plain."""
+        tokenizer, options = self.engine.bundle.tokenizer, self.options
+        if tokenizer is None or options.include_stop_str_in_output:
+            return frozenset()
+        wanted = {tokenizer.special_id(token) for token in options.special_tokens}
+        return self._ends - (wanted - {*options.stop_token_ids})
+
     def _take(self, gained: list[int]) -> str:
         """Keeps tokens up to the first end and decides whether the text is finished; returns final text."""
         room = self.engine.bundle.manifest.dims.context - len(self.prompt) - len(self.tokens)
@@ -376,8 +385,7 @@ class Decoding:
         for token in tokens:
             self.tokens.append(token)
             self.offsets.append(0 if self._stream is None else self._stream.characters)
-            silent = token in self.options.stop_token_ids and not self.options.include_stop_str_in_output
-            if self._stream is not None and not silent:
+            if self._stream is not None and token not in self._silent:
                 piece += self._stream.push([token])
                 if self._stream.stopped:
                     self._finish = "stop"

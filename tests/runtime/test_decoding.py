@@ -1,7 +1,9 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -105,6 +107,19 @@ def test_the_end_token_stops_a_text_inside_an_accepted_path(engine: Engine, prom
     result = ended.run()
     assert result.token_ids == free.token_ids[: free.token_ids.index(end) + 1]
     assert result.finish_reason == "stop"
+
+
+def test_an_end_token_that_its_tokenizer_has_as_plain_is_not_in_the_text(bundle: Bundle, prompt: list[int]) -> None:
+    """Of a GGUF file that calls <|im_end|> defined by a user, say; the next turn of a chat would have it twice."""
+    free, tokenizer = decoded(CpuEngine(bundle), prompt, "ragged-kv128"), bundle.tokenizer
+    assert tokenizer is not None
+    at = free.token_ids.index(end := free.token_ids[20])
+    teacher = msgspec.structs.replace(bundle.manifest.teacher, eos=(end,))
+    engine = CpuEngine(replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, teacher=teacher)))
+    for shown in (False, True):
+        ended = decoded(engine, prompt, "ragged-kv128", ignore_eos=False, include_stop_str_in_output=shown)
+        assert ended.token_ids == free.token_ids[: at + 1] and ended.finish_reason == "stop"
+        assert ended.text == tokenizer.decode(free.token_ids[: at + shown])
 
 
 def test_a_policy_is_told_of_the_whole_step_that_a_text_ends_within(
