@@ -142,7 +142,8 @@ def description(header: Header, rope_factors: torch.Tensor | None) -> dict[str, 
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "torch_dtype": "float32",
-        **_ends(header, architecture),
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": end_ids(header) or None,
     }
     scaling = keys.rope_scaling(context)
     if scaling and rope_factors is not None:
@@ -226,14 +227,14 @@ def _vocabulary(header: Header) -> int:
     return header.tensors["token_embd.weight"].shape[0]
 
 
-def _ends(header: Header, architecture: str) -> dict[str, Any]:
+def end_ids(header: Header) -> list[Any]:
+    """What the file names as the end of a text or a turn, unchecked, and its added tokens that end texts."""
     fields, kinds = header.fields, header.array("tokenizer.ggml.token_type")
     ids = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    texts = (*_END_TEXTS, *_END_ROLES.get(architecture, ()))
+    texts = (*_END_TEXTS, *_END_ROLES.get(str(fields.get("general.architecture")), ()))
     added: tuple[list[int], ...] = ([CONTROL], [USER_DEFINED], [])  # the last: a file without kinds
     ids += [id_ for id_ in header.indices("tokenizer.ggml.tokens", texts) if kinds[id_ : id_ + 1] in added]
-    ends = list(dict.fromkeys(id_ for id_ in ids if id_ is not None))
-    return {"bos_token_id": fields.get("tokenizer.ggml.bos_token_id"), "eos_token_id": ends or None}
+    return list(dict.fromkeys(id_ for id_ in ids if id_ is not None))
 
 
 def _experts(keys: _Keys, title: str, experts: int) -> dict[str, Any]:

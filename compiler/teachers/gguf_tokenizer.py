@@ -2,13 +2,14 @@
 
 A file names one of llama.cpp's pre-tokenizers and does not define it. The definitions here are those of the supported
 families in llama.cpp's src/llama-vocab.cpp (commit 0c1e570, the switch over type_pre and the names before it). Both
-kinds of vocabulary become the tokenizer that transformers 5.23 makes of the same file, except for three things that it
+kinds of vocabulary become the tokenizer that transformers 5.23 makes of the same file, except for four things that it
 leaves out:
 
 * digits stand alone with smollm and its like: `\\p{N}`, then GPT-2's expression (llama.cpp's form; the tokenizer.json
   that SmolLM2's publisher ships was not at hand);
 * a word that is a token needs no merges (llama-bpe, glm4, tekken);
-* texts begin with the begin token if the file does not say and the pre-tokenizer is Llama 3's or tekken.
+* texts begin with the begin token if the file does not say and the pre-tokenizer is Llama 3's or tekken;
+* tokens that end texts are control tokens, whatever kind the file gives them.
 
 Two things differ from llama.cpp. A SentencePiece text that begins with a space gets no further space before it. The
 pre-tokenizer "default", by which a file says that its own is not known, cuts texts as GPT-2 does.
@@ -25,6 +26,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, p
 from tokenizers.models import BPE
 
 from draftwood.compiler.checkpoints.gguf_header import CONTROL, USER_DEFINED, Header
+from draftwood.compiler.teachers.gguf_config import end_ids
 from draftwood.errors import CheckpointError
 
 _PREFIX = "tokenizer.ggml."
@@ -191,10 +193,11 @@ def _add_whole(tokenizer: Tokenizer, header: Header, tokens: list[str]) -> None:
 
 def _whole(header: Header, tokens: list[str]) -> list[tuple[str, int]]:
     """The tokens that stay whole in a text, control tokens and those that a user defined, each with its kind."""
-    kinds = header.array(f"{_PREFIX}token_type")
+    kinds, ends = header.array(f"{_PREFIX}token_type"), end_ids(header)
     if kinds and len(kinds) != len(tokens):
         raise CheckpointError(f"{header.path}: {_PREFIX}token_type has {len(kinds)} numbers; expected {len(tokens)}")
-    pairs = zip(tokens, kinds, strict=bool(kinds))
+    triples = zip(range(len(tokens)), tokens, kinds or [0] * len(tokens), strict=True)
+    pairs = [(token, CONTROL if id_ in ends else kind) for id_, token, kind in triples]
     return [(token, kind) for token, kind in pairs if kind in (CONTROL, USER_DEFINED)]
 
 

@@ -23,7 +23,7 @@ from draftwood.tests.bpe import train_tokenizer
 from draftwood.tests.gguf_files import write_tokens
 from draftwood.tests.many_lines import lines
 
-NORMAL, UNKNOWN, CONTROL, DEFINED, BYTE = 1, 2, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 CORPUS = list(lines(300, seed=1))
 LINES = [*lines(200), "", " ", "   leading and trailing   ", "I'LL DON'T we've 12345"]
 # src/llama-vocab.cpp: each expression cuts what the one before has left.
@@ -125,6 +125,23 @@ def test_added_tokens_are_whole_whatever_they_are_spelled_with(
     assert (ids[0], ids[-2]) == (many, many + 1) and ours.encode(added[2]) == [many + 2]
     stream = Stream(ours)
     assert ours.decode([*ids, many + 2]) == text == stream.push([*ids, many + 2]) + stream.finish()
+
+
+KINDS = [(NORMAL, NORMAL), (DEFINED, DEFINED), (UNUSED, DEFINED), (CONTROL, CONTROL)]
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+def test_tokens_that_end_a_text_are_whole_and_not_shown(
+    kinds: tuple[int, int], byte_level: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    """As in llama.cpp. transformers shows those that a user defined."""
+    tokens, merges = byte_level
+    names, of_all = [*tokens, "<|turn|>", "<|im_end|>"], [NORMAL] * len(tokens) + [*kinds]
+    named = {"eos_token_id": len(tokens), "eot_token_id": len(tokens) + 1}
+    write_tokens(tmp_path / "m.gguf", "gpt2", names, of_all, pre="qwen2", merges=merges, **named)
+    ours = read(tmp_path / "m.gguf", tmp_path / "ours")
+    ids = ours.encode("hat<|im_end|><|turn|>", special=False)
+    assert ids[-2:] == [len(tokens) + 1, len(tokens)] and ours.decode(ids) == "hat"
 
 
 @pytest.mark.parametrize("key", ["add_eos_token", "add_sep_token", "suppress_tokens"])
