@@ -94,20 +94,24 @@ def _added(
     model_proto: Any, config: Fields, older: Fields, named: Mapping[str, str], llama: bool
 ) -> dict[int, AddedToken]:
     """By id, tokens that stay whole in a text: the configuration's, or those of added_tokens.json, and named ones."""
+    more = config.get("additional_special_tokens", [])
+    if not isinstance(more, list):
+        config.fail("additional_special_tokens", "a list")
+    texts = [content_of(config, "additional_special_tokens", value) for value in more]
     tokens: dict[int, AddedToken] = {}
     for key, options in config.nested("added_tokens_decoder").values.items():
         content = content_of(config, "added_tokens_decoder", options)
         if not key.isdecimal() or content is None or not isinstance(options, dict):
             config.fail("added_tokens_decoder", "objects with a content, by id")
         flags = {name: bool(options.get(name)) for name in _FLAGS}
+        flags["special"] |= content in named.values()
         tokens[int(key)] = AddedToken(content, normalized=False, **flags)
     if not tokens:
-        tokens = {older.whole(name): AddedToken(name, normalized=False, special=False) for name in older.values}
+        special = {*named.values(), *texts}
+        tokens = {
+            older.whole(name): AddedToken(name, normalized=False, special=name in special) for name in older.values
+        }
     ids = {piece.piece: id_ for id_, piece in enumerate(model_proto.pieces)}
-    more = config.get("additional_special_tokens", [])
-    if not isinstance(more, list):
-        config.fail("additional_special_tokens", "a list")
-    texts = [content_of(config, "additional_special_tokens", value) for value in more]
     known = {token.content for token in tokens.values()}
     for text in dict.fromkeys((*named.values(), *texts)):
         if text is not None and text in ids and text not in known:

@@ -103,6 +103,20 @@ def test_a_llama_tokenizer_is_that_of_transformers(config: dict[str, Any], plain
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), line
 
 
+@pytest.mark.parametrize("older", [True, False], ids=["older files", "listed as plain"])
+def test_an_added_token_with_a_name_is_special(older: bool, plain: bytes, tmp_path: Path) -> None:
+    named, ids = {"eos_token": "<|im_end|>"}, {"<|im_end|>": _size(plain), "<|im_start|>": _size(plain) + 1}
+    flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word", "special"), False)
+    listed = {"added_tokens_decoder": {str(id_): flags | {"content": text} for text, id_ in ids.items()}}
+    for name, values in {"special_tokens_map.json": named, "added_tokens.json": ids}.items() if older else ():
+        (tmp_path / name).write_text(json.dumps(values))
+    ours = convert(tmp_path, plain, tokenizer_class="LlamaTokenizer", **({} if older else named | listed))
+    theirs, text = AutoTokenizer.from_pretrained(tmp_path), "the cat<|im_end|>\n<|im_start|>the hat"
+    found = ours.encode(text, special=False)
+    assert found == theirs.encode(text, add_special_tokens=False)
+    assert ours.decode(found) == theirs.decode(found, skip_special_tokens=True) == "the cat\n<|im_start|>the hat"
+
+
 def openpangu(model: bytes) -> tuple[bytes, dict[str, Any]]:
     """Files as openPangu's: marks of turns are pieces that stand for themselves, and the class is Python of its own."""
     marks = {600: "[unused9]", 601: "[unused10]", 602: "<|User|>:"}
