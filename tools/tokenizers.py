@@ -20,5 +20,7 @@ def tokenizer_of(model: Path) -> Tokenizer:
     """
     with tempfile.TemporaryDirectory() as folder:
         if not write_tokenizer(model, Path(folder)):
-            raise RequestError(f"{model}: has no tokenizer; expected tokenizer.json, or a GGUF file with its tokens")
+            raise RequestError(
+                f"{model}: has no tokenizer; expected tokenizer.json or tokenizer.model, or a GGUF file with its tokens"
+            )
         return Tokenizer.load(Path(folder))

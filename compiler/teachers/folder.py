@@ -20,6 +20,7 @@ from draftwood.compiler.checkpoints.packing import FILES as DESCRIPTIONS
 from draftwood.compiler.checkpoints.packing import description_files, packing_of
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, read_tensor, sha256_of
 from draftwood.compiler.checkpoints.scheme import DESCRIPTION
+from draftwood.compiler.checkpoints.sentencepiece_file import refuse
 from draftwood.compiler.checkpoints.shards import check_names, folder_entries
 from draftwood.compiler.checkpoints.weight import Shape, WeightParts, shapes_of
 from draftwood.compiler.teachers.added_tokens import TEMPLATES, write_added, write_templates
@@ -32,6 +33,8 @@ from draftwood.compiler.teachers.sentencepiece import write_sentencepiece
 from draftwood.errors import CheckpointError
 from draftwood.manifest import UsualSampling
 
+# Files of tokenizers that transformers reads and that have no form here.
+_UNREAD = ("vocab.json", "tekken.json", "*.tiktoken", "tiktoken.model")
 # Linear layers that the publishers of packed teachers do not pack.
 _UNPACKED = ("lm_head.weight", ".gate.weight")
 # Rows of two matrices that are compared at a time, in double precision.
@@ -97,7 +100,7 @@ class TeacherFolder:
 
     @classmethod
     def has_tokenizer(cls, folder: Path) -> bool:
-        return any((folder / name).is_file() for name in ("tokenizer.json", SENTENCEPIECE))
+        return any(any(folder.glob(name)) for name in ("tokenizer.json", SENTENCEPIECE, *_UNREAD))
 
     @classmethod
     def write_tokenizer(cls, model: Path, folder: Path) -> bool:
@@ -105,8 +108,10 @@ class TeacherFolder:
             return False
         if (model / "tokenizer.json").is_file():
             write_added(model, folder)
-        else:
+        elif (model / SENTENCEPIECE).is_file():
             write_sentencepiece(model, folder)
+        else:
+            refuse(next(path for name in _UNREAD for path in model.glob(name)), "a tokenizer that has no form here")
         write_templates(model, folder)
         return True
 

@@ -15,7 +15,7 @@ import regex
 from transformers import AutoTokenizer
 
 from draftwood.compiler.checkpoints.gguf_header import read_header
-from draftwood.compiler.teachers.formats import write_tokenizer
+from draftwood.compiler.teachers.formats import has_tokenizer, write_tokenizer
 from draftwood.compiler.teachers.gguf_tokenizer import write_tokenizer as write_gguf_tokenizer
 from draftwood.errors import CheckpointError
 from draftwood.runtime.text.tokenizer import Tokenizer
@@ -205,6 +205,15 @@ def test_what_has_no_form_is_one_line_with_the_way_out(fault: str, plain: bytes,
     with pytest.raises(CheckpointError, match=rf"tokenizer\.model: .*{said}.*; put its tokenizer\.json there: ") as one:
         write_tokenizer(tmp_path, out)
     assert "\n" not in str(one.value)
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "tekken.json", "qwen.tiktoken"])
+def test_a_tokenizer_in_another_file_alone_is_refused(name: str, tmp_path: Path) -> None:
+    """A bundle without a tokenizer was built."""
+    (tmp_path / name).write_text("{}")
+    assert has_tokenizer(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"{name}: a tokenizer that has no form here; put its tokenizer.json"):
+        write_tokenizer(tmp_path, tmp_path)
 
 
 def test_an_added_token_in_the_place_of_a_piece_is_refused(plain: bytes, tmp_path: Path) -> None:
