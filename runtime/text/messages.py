@@ -125,8 +125,9 @@ def _message(where: str, value: Any) -> dict[str, Any]:
     ):
         if key in value and not isinstance(value[key], kinds):
             raise RequestError(f"chat: {where}: {key}: expected {expected}, got {type(value[key]).__name__}")
-    message: dict[str, Any] = _json(value, where)
-    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    # Clients and data sets write null for what a message lacks; a template would write "None", or go over nothing.
+    message: dict[str, Any] = {name: part for name, part in _json(value, where).items() if part is not None}
+    reasoning = next((message[name] for name in _REASONING if name in message), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 

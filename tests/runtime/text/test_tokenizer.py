@@ -366,6 +366,16 @@ def test_tools_and_switches_are_those_of_transformers(tmp_path, tools, switches)
     assert all(said in rendered for said in ("bus {", "so be it", "río <3>")) and ("<tools>" in rendered) is bool(tools)
 
 
+def test_what_a_message_has_as_null_it_has_not(tmp_path):
+    """A template that knows no calls wrote "None", and one that asks for their name went over nothing."""
+    calls = "{% if 'tool_calls' in message %}{% for call in message.tool_calls %}{{ call.name }}{% endfor %}{% endif %}"
+    template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}" + calls + "{% endfor %}"
+    oracle = PreTrainedTokenizerFast(tokenizer_object=byte_level(), chat_template=template)
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template=template))
+    messages = [{"role": "user", "content": "a", "tool_calls": None}, CALLED[-1]]
+    assert text.render(messages) == oracle.apply_chat_template(messages, tokenize=False) == "<user>a<assistant>bus"
+
+
 def test_a_chat_with_tools_takes_the_template_for_tools(tmp_path):
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     text = Tokenizer.load(save(tmp_path, byte_level(), chat_template=named))
