@@ -112,15 +112,20 @@ class DraftModel(ABC):
         ``levels`` is the number of levels to draft if the drafter does not say it.
 
         Raises:
-            CheckpointError: the folder holds no drafter of this kind that was trained here.
+            CheckpointError: the folder holds no drafter of this teacher, or one with a part that no student has.
         """
-        student: tuple[Student, dict[str, Tensor]] = cls._training().read_back(folder, teacher, levels)
+        training = cls._training()  # refuses kinds without one before a file is read
+        checkpoint = cls.open(folder, teacher.checkpoint).checkpoint
+        student: tuple[Student, dict[str, Tensor]] = training.read_back(checkpoint, teacher, levels)
         return student
 
     @classmethod
     def _training(cls) -> ModuleType:
         if cls.training is None:
-            raise RequestError(f"{cls.kind}: such drafters cannot be trained here, nor read back for counting")
+            raise RequestError(
+                f"{cls.kind}: such drafters cannot be trained here, nor read back; to count one, build a bundle"
+                " with it and calibrate that"
+            )
         return import_module(cls.training)
 
     @classmethod

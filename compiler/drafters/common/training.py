@@ -5,16 +5,16 @@ The block's attribute names are the published layouts'.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood.compiler.checkpoints.fields import read_json
+from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Config, Parts
+from draftwood.compiler.drafters.common.export import network
 from draftwood.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
@@ -151,23 +151,31 @@ def teacher_sizes(teacher: FrozenTeacher) -> Sizes:
     )  # fmt: skip
 
 
-def read_trained(folder: Path, architecture: str) -> tuple[dict[str, Any], Sizes, dict[str, Tensor], Tensor | None]:
-    """The files of a training here: config.json, the block's sizes, the weights, and the draft ids int64 [V] if any.
+def read_trained(
+    opened: CachedCheckpoint[Config], parts: Parts, others: Mapping[str, bool]
+) -> tuple[Sizes, dict[str, Tensor], Tensor | None]:
+    """A drafter for a student: its block's sizes, its weights by the keys of ``parts``, and its draft ids int64 [V], if
+    it has a part of the vocabulary.
 
     Raises:
-        CheckpointError: the folder was not written by a training here.
+        CheckpointError: the drafter has something that no student computes: of all kinds, or one of ``others``.
     """
-    path = folder / "config.json"
-    config = read_json(path)
-    if config.get("architectures") != [architecture]:
-        raise CheckpointError(
-            f"{path}: architectures is {config.get('architectures')}; expected a drafter trained here"
-        )
-    for name in (field.name for field in fields(Sizes)):
-        if name not in config:
-            raise CheckpointError(f"{path}: no field {name!r}; expected a drafter trained here")
-    with safe_open(folder / "model.safetensors", framework="pt") as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    offsets_V, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
-    ids_V = None if offsets_V is None else offsets_V + torch.arange(len(offsets_V))
-    return config, Sizes(**{field.name: config[field.name] for field in fields(Sizes)}), tensors, ids_V
+    config, block = opened.config, opened.config.block
+    foreign = {
+        "an embedding of its own": config.own_embedding,
+        "an output matrix of its own": not config.tied_head,
+        "rope scaling": block.rope_scaling is not None,
+        "attention biases": block.qkv_bias,
+        "a window": config.window is not None,
+    }
+    for what, there in {**foreign, **others}.items():
+        if there:
+            raise CheckpointError(
+                f"{opened.files[0].parent}: a drafter with {what}; expected one as trainings here make it; to count it,"
+                " build a bundle with it and calibrate that"
+            )
+    sizes = Sizes(
+        block.hidden, block.intermediate, block.heads, block.kv_heads, block.head_dim, block.rms_norm_eps,
+        block.rope_theta,
+    )  # fmt: skip
+    return sizes, network(opened, parts), opened.ids if config.mapped else None

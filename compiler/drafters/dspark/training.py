@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint
 from draftwood.compiler.drafters.common.training import (
     Attention,
     Block,
@@ -25,8 +26,9 @@ from draftwood.compiler.drafters.common.training import (
     read_trained,
     teacher_sizes,
 )
-from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC
-from draftwood.compiler.drafters.dspark.network import Head, MarkovHead
+from draftwood.compiler.drafters.common.vocabulary import Vocabulary
+from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC, dspark_parts
+from draftwood.compiler.drafters.dspark.network import DSparkConfig, Head, MarkovHead
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, write_folder
 
@@ -232,8 +234,17 @@ def begin(teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | No
     return student
 
 
-def read_back(folder: Path, teacher: FrozenTeacher, levels: int | None) -> tuple[DSparkStudent, dict[str, Tensor]]:
+def read_back(
+    opened: CachedCheckpoint[DSparkConfig], teacher: FrozenTeacher, levels: int | None
+) -> tuple[DSparkStudent, dict[str, Tensor]]:
     """A trained drafter as a student, and its values."""
-    config, sizes, tensors, _ = read_trained(folder, DEEPSPEC)
-    options = config["num_hidden_layers"], config["markov_rank"], config["markov_head_type"], config["mask_token_id"]
-    return DSparkStudent(teacher, sizes, config["block_size"], tuple(config["aux_layer_ids"]), *options), tensors
+    config = opened.config
+    others = {
+        "a part of the vocabulary": config.mapped,
+        "a first draft by a mask token's row": not config.from_root,
+        "no confidence head that reads the token before": config.confidence != "markov",
+    }
+    vocabulary = Vocabulary(config.block.vocabulary, config.block.vocabulary, config.draft_vocabulary)
+    sizes, tensors, _ = read_trained(opened, dspark_parts(config, vocabulary), others)
+    options = config.block.layers, config.markov_rank, config.markov_head, config.mask_token
+    return DSparkStudent(teacher, sizes, config.levels, config.aux_layers, *options), tensors

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint
 from draftwood.compiler.drafters.common.training import Block, RMSNorm, Sizes, aux_layers, read_trained, teacher_sizes
+from draftwood.compiler.drafters.common.vocabulary import Vocabulary
+from draftwood.compiler.drafters.eagle3.checkpoint import eagle3_parts
+from draftwood.compiler.drafters.eagle3.layouts import Spelling
+from draftwood.compiler.drafters.eagle3.network import Eagle3Config
 from draftwood.compiler.drafters.kind import EAGLE3
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, write_folder
@@ -132,9 +137,19 @@ def begin(teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | No
     return student
 
 
-def read_back(folder: Path, teacher: FrozenTeacher, levels: int | None) -> tuple[Eagle3Student, dict[str, Tensor]]:
+def read_back(
+    opened: CachedCheckpoint[Eagle3Config], teacher: FrozenTeacher, levels: int | None
+) -> tuple[Eagle3Student, dict[str, Tensor]]:
     """A trained drafter as a student that drafts ``levels`` ahead, by default as a training does; and its values."""
-    levels = levels or EAGLE3.options["levels"].default
-    config, sizes, tensors, ids_V = read_trained(folder, "LlamaForCausalLMEagle3")
-    aux = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
-    return Eagle3Student(teacher, sizes, levels, aux, ids_V), tensors
+    levels, config = levels or EAGLE3.options["levels"].default, opened.config
+    others = {
+        "more than one block": config.block.layers > 1,
+        "norms of query and key heads": config.block.qk_norm,
+        "norms before fc": config.feature_norm != "none",
+        "norm_before_residual": config.norm_before_residual,
+        "normed feedback": config.norm_output,
+    }
+    vocabulary = Vocabulary(config.block.vocabulary, config.block.vocabulary, config.draft_vocabulary)
+    parts = eagle3_parts(config, vocabulary, Spelling("", "midlayer", 1))
+    sizes, tensors, ids_V = read_trained(opened, parts, others)
+    return Eagle3Student(teacher, sizes, levels, config.aux_layers, ids_V), tensors

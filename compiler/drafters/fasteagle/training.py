@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint
+from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.training import Block, RMSNorm, Sizes, aux_layers, read_trained, teacher_sizes
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, write_folder
@@ -172,7 +174,10 @@ def _sizes(asked: Sequence[int] | None, wide: Sizes) -> Sizes:
     return replace(wide, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=width)
 
 
-def read_back(folder: Path, teacher: FrozenTeacher, levels: int | None) -> tuple[FastEagleStudent, dict[str, Tensor]]:
+def read_back(
+    opened: CachedCheckpoint[CachedConfig], teacher: FrozenTeacher, levels: int | None
+) -> tuple[FastEagleStudent, dict[str, Tensor]]:
     """A trained drafter as a student, and its values."""
-    config, sizes, tensors, ids_V = read_trained(folder, "FastEagleDrafter")
-    return FastEagleStudent(teacher, sizes, config["num_hidden_layers"], tuple(config["aux_layer_ids"]), ids_V), tensors
+    sizes, tensors, ids_V = read_trained(opened, opened.parts, {})
+    config = opened.config
+    return FastEagleStudent(teacher, sizes, config.block.layers, config.aux_layers, ids_V), tensors

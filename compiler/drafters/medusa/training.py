@@ -30,10 +30,13 @@ _NEGATIVES = 4096
 class MedusaStudent(Student):
     """Residual blocks on the teacher's final state; new heads share its output matrix, others may have their own."""
 
-    def __init__(self, teacher: FrozenTeacher, heads: int, blocks: int, tied: bool = True) -> None:
-        super().__init__(teacher, heads, (), None)
+    def __init__(
+        self, teacher: FrozenTeacher, heads: int, blocks: int, tied: bool = True, bias: bool = True,
+        ids_V: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(teacher, heads, (), ids_V)
         self.blocks, self.teacher_name = blocks, teacher.checkpoint.path.resolve().name
-        self.model = MedusaHeads(self.output_VH.shape[1], len(self.output_VH), heads, blocks, tied=tied)
+        self.model = MedusaHeads(self.output_VH.shape[1], len(self.output_VH), heads, blocks, tied, bias)
 
     def shape(self) -> dict[str, Any]:
         return {**super().shape(), "layers": self.blocks}
@@ -81,9 +84,10 @@ def begin(teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | No
     return student
 
 
-def read_back(folder: Path, teacher: FrozenTeacher, levels: int | None) -> tuple[MedusaStudent, dict[str, Tensor]]:
-    """The heads of a folder as a student, and their values."""
-    opened = MedusaCheckpoint.open(folder, teacher.config)
+def read_back(
+    opened: MedusaCheckpoint, teacher: FrozenTeacher, levels: int | None
+) -> tuple[MedusaStudent, dict[str, Tensor]]:
+    """Heads as a student, and their values."""
     config = opened.config
-    student = MedusaStudent(teacher, config.heads, config.blocks, config.tied)
+    student = MedusaStudent(teacher, config.heads, config.blocks, config.tied, config.bias, opened.ids)
     return student, {f"model.{name}": opened.weight(name) for name in opened.names()}
