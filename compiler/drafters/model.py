@@ -90,8 +90,9 @@ class DraftModel(ABC):
         """Opens a folder or file; CheckpointError if it does not fit the teacher."""
 
     @classmethod
-    def describe(cls, path: Path) -> OpenedDrafter:
-        """The drafter of a folder's config.json, its weights unread; asked only of a kind with ``described_by``."""
+    def describe(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
+        """The drafter of a folder's config.json, its weights unread and maybe absent; asked only of a kind with
+        ``described_by``. If they are there, they decide as in ``open``."""
         raise NotImplementedError(cls.kind)
 
     @classmethod

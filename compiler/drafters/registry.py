@@ -81,7 +81,7 @@ def describe_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
     fields = read_json(path / "config.json")
     for kind in _kinds.values():
         if kind.model.described_by in fields:
-            return kind.model.describe(path)
+            return kind.model.describe(path, teacher)
     return open_drafter(path, teacher)
 
 

@@ -49,14 +49,19 @@ class Heads(NamedTuple):
     whole: bool = False
 
 
+def heads_file(folder: Path) -> Path | None:
+    """The file of heads alone in a folder, if there is one."""
+    return next((folder / name for name in MEDUSA_FILES if (folder / name).is_file()), None)
+
+
 def open_heads(path: Path) -> Heads:
     """The heads of a folder or file in any of the layouts; CheckpointError if there are none."""
-    named = [path / name for name in MEDUSA_FILES if (path / name).is_file()]
+    file = heads_file(path)
     if path.is_file() and path.suffix in (".safetensors", ".pt") and path.name != "model.safetensors":
-        named = [path]
-    if named:
-        entries, read = open_tensors(named[0])
-        return Heads(named[0], (named[0],), entries, _plain(named[0], entries), read)
+        file = path
+    if file:
+        entries, read = open_tensors(file)
+        return Heads(file, (file,), entries, _plain(file, entries), read)
     folder = path if path.is_dir() else path.parent
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{path}: no Medusa heads; expected {' or '.join(MEDUSA_FILES)}, or a folder with one")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 from draftwood import manifest as m
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint, vllm
-from draftwood.compiler.drafters.medusa.layouts import MEDUSA_FILES, check_base, is_vllm
+from draftwood.compiler.drafters.medusa.layouts import MEDUSA_FILES, check_base, heads_file, is_vllm
 from draftwood.compiler.drafters.medusa.network import MedusaConfig, MedusaHeads, medusa_step
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, OpenedDrafter, Trees
 from draftwood.compiler.steps.step import Step, StepSizes
@@ -34,7 +34,7 @@ class MedusaModel(DraftModel):
 
     @classmethod
     def recognises(cls, path: Path, fields: Mapping[str, Any]) -> bool:
-        named = path.name in MEDUSA_FILES or any((path / name).is_file() for name in MEDUSA_FILES)
+        named = path.name in MEDUSA_FILES or heads_file(path) is not None
         # Published files have other names as well; a file without a config.json can be nothing else.
         return named or (path.is_file() and not fields) or "medusa_num_heads" in fields or is_vllm(fields)
 
@@ -46,7 +46,9 @@ class MedusaModel(DraftModel):
         return OpenedDrafter(cls(opened.config), opened)
 
     @classmethod
-    def describe(cls, path: Path) -> OpenedDrafter:
+    def describe(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
+        if heads_file(path):  # counts blocks and output matrices, of which config.json says less
+            return cls.open(path, teacher)
         heads = MedusaCheckpoint.describe(path)
         return OpenedDrafter(cls(heads.config), heads)
 

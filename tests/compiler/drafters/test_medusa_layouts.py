@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from draftwood.compiler.drafters.kind import MEDUSA
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
-from draftwood.compiler.drafters.registry import kind_of
+from draftwood.compiler.drafters.medusa.model import MedusaModel
+from draftwood.compiler.drafters.medusa.network import MedusaConfig
+from draftwood.compiler.drafters.registry import describe_drafter, kind_of
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError
 
@@ -137,3 +139,13 @@ def test_a_promise_without_heads(make: Any, teacher: Checkpoint, tmp_path: Path)
     make.save(tmp_path, {"medusa_num_heads": 3}, {"model.norm.weight": torch.ones(H)})
     with pytest.raises(CheckpointError, match=r"holds no tensors medusa_head\.\*, which medusa_num_heads promises"):
         MEDUSA.model.open(tmp_path, teacher)
+
+
+def test_heads_that_are_there_describe_themselves(tmp_path: Path, teacher: Checkpoint) -> None:
+    """A build without weights counts the heads of the file, as ``bind`` does later; config.json may say less."""
+    heads = {f"{i}.0.linear.weight": torch.zeros(H, H) for i in range(2)}
+    save_file(heads, tmp_path / "medusa_lm_head.safetensors")
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 5, "medusa_num_layers": 1}')
+    assert describe_drafter(tmp_path, teacher).model == MedusaModel(MedusaConfig(2, 1, tied=True, bias=False))
+    (tmp_path / "medusa_lm_head.safetensors").unlink()
+    assert describe_drafter(tmp_path, teacher).model == MedusaModel(MedusaConfig(5, 1, tied=False))
