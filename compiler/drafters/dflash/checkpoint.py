@@ -132,8 +132,11 @@ def _aux_layers(
         fields.fail("num_target_layers", f"{teacher.layers} as the teacher has; use the drafter of this teacher")
     if speculators and (entered := fields.tokens("aux_hidden_state_layer_ids", None)):
         return check_aux_layers(fields, "aux_hidden_state_layer_ids", entered, teacher)
-    left = nested.tokens("target_layer_ids", None) or fields.tokens("target_layer_ids", None)
-    left = left or _spread(teacher.layers, layers)
+    stated = {ids for source in (nested, fields) if (ids := source.tokens("target_layer_ids", None))}
+    if len(stated) == 2:
+        both = f"the same as in dflash_config, {nested.get('target_layer_ids')!r}, or only one of the two"
+        fields.fail("target_layer_ids", both)
+    left = stated.pop() if stated else _spread(teacher.layers, layers)
     if left[-1] == teacher.layers - 1:
         # A hook captures the last layer's output; transformers' list has it after the norm.
         nested.fail("target_layer_ids", "layers before the last; if the state before the last norm is meant, state it"

@@ -176,6 +176,7 @@ REFUSED = [
     (inner(mask_token_id=None), "mask_token_id is None; expected the id of the mask token"),
     (inner(mask_token_id=101), "mask_token_id is 101; expected an id of the teacher, below 101"),
     (inner(target_layer_ids=[1, 3, 7]), "target_layer_ids is .* expected layers before the last; if the state before"),
+    (top(target_layer_ids=[0, 2, 4]), r"the same as in dflash_config, \[1, 3, 5\], or only one of the two"),
     (inner(target_layer_ids=[3, 1, 5]), r"entering layers \[4, 2, 6\]; expected ascending ids from 0 to 8"),
     (inner(target_layer_ids=[1, 5]), r"fc.weight has shape \[64, 192\]; expected \[64, 128\]"),
     (inner(projector_type="domino"), "projector_type is 'domino'; expected 'dflash' or no such field: DFlash's succ"),
