@@ -153,6 +153,13 @@ class Tokenizer:
         text: str = _called(self._path, self._vocabulary.decode, ids, skip_special_tokens=True)
         return text
 
+    def text_of(self, token_id: int) -> str:
+        """The text of a token in the middle of a text: the first one may lose its space. "" of a special token."""
+        alone = self.decode([token_id])
+        if "ByteLevel" in self.decoders:  # drops none, and two halves of characters may make a whole one
+            return alone
+        return self.decode([token_id, token_id])[len(alone) :]
+
     def token_id(self, token: str) -> int | None:
         """The id of a token given by its exact spelling in the vocabulary, or None."""
         number: int | None = self._vocabulary.token_to_id(token)

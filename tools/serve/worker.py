@@ -254,7 +254,7 @@ class Worker:
 
     def _text(self, token: int) -> str:
         tokenizer = self._model.bundle.tokenizer
-        return str(token) if tokenizer is None else tokenizer.decode([token]) or tokenizer.spelling(token) or ""
+        return str(token) if tokenizer is None else tokenizer.text_of(token) or tokenizer.spelling(token) or ""
 
     def _encode(self, message: Encode) -> None:
         try:

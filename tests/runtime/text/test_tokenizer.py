@@ -559,6 +559,14 @@ def test_a_prompt_goes_on_with_the_last_text_of_a_message_in_parts(tmp_path):
     assert text.render({"messages": messages, "continue_final_message": True}) == expected == "a<"
 
 
+@pytest.mark.parametrize("make", [byte_level, metaspace, llama_2, mixed])
+def test_a_tokens_text_has_its_space(tmp_path, make):
+    """A decoder that drops the space of a first token makes "a" and " a" one, and log-probabilities name both."""
+    text = Tokenizer.load(save(tmp_path, make()))
+    ids = text.encode("a b ab b", special=False)
+    assert "".join(map(text.text_of, ids)).removeprefix(" ") == text.decode(ids) == "a b ab b"
+
+
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("name", ["byte_level", "llama_2"])
 def test_a_long_text_has_the_tokens_of_a_short_ones_way(tmp_path, name, special):
