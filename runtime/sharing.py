@@ -119,19 +119,20 @@ def advance(engine: Engine, texts: Sequence[Stepping]) -> list[Outcome]:
     """One step for every text, in as few launches as the engine can take them in."""
     outcomes = list[Outcome]()
     for at in range(0, len(texts), engine.max_batch):
-        outcomes += _launched(engine, texts[at : at + engine.max_batch])
+        group = texts[at : at + engine.max_batch]
+        launched = _launched(engine, group)
+        for text, outcome in zip(group, launched, strict=True):
+            text.receive(outcome)
+        outcomes += launched
     return outcomes
 
 
 def _launched(engine: Engine, texts: Sequence[Stepping]) -> list[Outcome]:
-    """A launch of all texts."""
+    """A launch of all texts, which are yet to receive their outcomes."""
     gears = gears_for([text.asking() for text in texts], engine.padded)
     for text, gear in zip(texts, gears, strict=True):
         text.take(gear)
-    outcomes = engine.step([text.state for text in texts], gears)
-    for text, outcome in zip(texts, outcomes, strict=True):
-        text.receive(outcome)
-    return outcomes
+    return engine.step([text.state for text in texts], gears)
 
 
 class Sharing:
@@ -346,9 +347,10 @@ class Sharing:
             group[0].error = error
 
     def _advance(self, group: Sequence[_Ticket]) -> None:
-        """A step of all. If the launch fails, each text takes its step by itself, so that a text fails alone."""
+        """A step of all. A text fails alone: if the launch fails each takes its step by itself, and after it each
+        receives its outcome whatever another makes of its own."""
         try:
-            _launched(self.engine, [ticket.text for ticket in group])
+            outcomes = _launched(self.engine, [ticket.text for ticket in group])
         except Exception as error:
             if len(group) == 1:
                 group[0].error = error
@@ -357,6 +359,12 @@ class Sharing:
                 if not ticket.text.finished:
                     ticket.text.state.rollback(ticket.text.state.length)
                     self._advance([ticket])
+            return
+        for ticket, outcome in zip(group, outcomes, strict=True):
+            try:
+                ticket.text.receive(outcome)
+            except Exception as error:
+                ticket.error = error
 
     def _ended(self, ticket: _Ticket) -> None:
         """A launch with the text has ended."""

@@ -25,6 +25,7 @@ from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.runtime.speculation.step import Outcome
 from draftwood.trees.calibration import Calibration
 
 
@@ -311,6 +312,31 @@ def test_a_text_fails_alone(
     with ThreadPoolExecutor(4) as threads:
         texts = list(threads.map(finished, streams))
     assert texts == [plain_texts[0], None, *plain_texts[2:4]]
+
+
+def test_a_policy_that_fails_ends_its_own_text(
+    model: OpenedBundle, prompt: list[int], plain_texts: list[tuple[int, ...]]
+) -> None:
+    """The step had been taken for all: those next to it would lose its tokens if they did not receive them."""
+
+    class Odd(FixedTree):
+        steps = 0
+
+        def observe(self, outcome: Outcome) -> None:
+            self.steps += 1
+            if self.steps == 5:  # by then the others have begun
+                raise ZeroDivisionError
+
+    def finished(number: int) -> tuple[int, ...] | None:
+        policy = Odd(model.bundle) if number == 0 else "adaptive"
+        try:
+            return model.generate(prompt[number % 5 :], policy=policy, **asked(number)).token_ids
+        except ZeroDivisionError:
+            return None
+
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(3):
+            assert list(threads.map(finished, range(4))) == [None, *plain_texts[1:4]]
 
 
 def test_a_reader_that_stops_delays_nobody(model: OpenedBundle, prompt: list[int]) -> None:
