@@ -22,6 +22,7 @@ from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.registry import engine_kind
 from draftwood.runtime.proof import prove
+from draftwood.runtime.tuned import processor_name, releases_here
 
 _REFUSED = 3
 _CHILD = "import sys; from draftwood.runtime.proving import main; sys.exit(main(*sys.argv[1:]))"
@@ -30,21 +31,24 @@ log = logging.getLogger("draftwood.opening")
 
 
 def proved_engine(bundle: Bundle, opening: Opening) -> Engine:
-    """The engine that an opening names, after the quick proof if this machine has not seen it pass with these files.
+    """The engine that an opening names, after the quick proof if this processor has not seen it pass with these files
+    and releases.
 
     Raises:
         BundleError: a gear differs from plain decoding, or ends the process that runs it.
         RequestError: no such engine or device.
     """
     kind = engine_kind(opening.engine or default_engine(bundle))
-    if bundle.files.proved(f"decoding {kind.name}"):
+    releases = " ".join(f"{name} {release}" for name, release in releases_here(kind.name).items())
+    proof = f"decoding {kind.name}, {processor_name()}, {releases}"
+    if bundle.files.proved(proof):
         return open_engine(bundle, opening)
     log.info("%s: first opening here, so every gear is compared with plain decoding once", bundle.folder)
     apart = kind.quick and _prove_apart(bundle, opening)  # a device is not opened twice
     engine = open_engine(bundle, opening)
     if not apart:
         prove(engine)
-    bundle.files.remember(f"decoding {kind.name}")
+    bundle.files.remember(proof)
     return engine
 
 

@@ -48,15 +48,20 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     times: tuple[StepTime, ...]
 
 
-def machine_name() -> str:
-    """Host, processor and how many of them this process may use."""
+def processor_name() -> str:
+    """The processor's model, as the system names it."""
     model = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
     except OSError:  # not Linux
         pass
-    return f"{platform.node()}, {model}, {default_threads()} processors"
+    return model
+
+
+def machine_name() -> str:
+    """Host, processor and how many of them this process may use."""
+    return f"{platform.node()}, {processor_name()}, {default_threads()} processors"
 
 
 def releases_here(engine: str) -> dict[str, str]:

@@ -19,6 +19,8 @@ from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.proof import prove
 from draftwood.runtime.proving import _prove_apart as prove_apart
 
+PROCESSOR = "draftwood.runtime.proving.processor_name"
+
 
 @pytest.fixture(scope="module")
 def bundles(tiny_bundles: dict[str, Path]) -> dict[str, Bundle]:
@@ -106,6 +108,17 @@ def test_opening_proves_once(tiny_bundle: Path, proofs: list[str], monkeypatch: 
     for engine in ("cpu", "cpu", "static"):
         draftwood.open(tiny_bundle, engine=engine, threads=1).close()
     assert proofs == ["cpu", "static"]
+
+
+def test_other_kernels_are_proved_again(tiny_bundle: Path, proofs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proving, "_prove_apart", lambda bundle, opening: not proofs.append("cpu"))
+    for name, value in ((None, None), ("onnxruntime.__version__", "99.0.0"), (PROCESSOR, lambda: "another")):
+        if name is not None:
+            monkeypatch.setattr(name, value)
+        before = len(proofs)
+        for _ in range(2):
+            draftwood.open(tiny_bundle, engine="cpu", threads=1).close()
+        assert len(proofs) == before + 1
 
 
 def test_without_an_interpreter_the_proof_runs_here(
