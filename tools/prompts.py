@@ -73,7 +73,16 @@ def split_family(text: str) -> tuple[str, Path]:
 
 
 def _prompts(path: Path) -> list[Prompt]:
-    prompts = [prompt for number, line in numbered_lines(path) for prompt in _parse(path, number, line)]
+    prompts, lines = list[Prompt](), dict[str, int]()
+    for number, line in numbered_lines(path):
+        name, parsed = _parse(path, number, line)
+        for taken in (name, *(prompt.id for prompt in parsed)):
+            if (other := lines.setdefault(taken, number)) != number:
+                raise RequestError(
+                    f"{path}, line {number}: its id {taken!r} is that of line {other}, and they would be taken for one"
+                    " conversation; give each line an id of its own"
+                )
+        prompts += parsed
     if not prompts:
         raise RequestError(f"{path}: holds no prompts; expected one JSON object a line")
     return prompts
@@ -95,7 +104,8 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[i
     return tokenizer.encode("\n".join(message["content"] for message in messages))
 
 
-def _parse(path: Path, number: int, line: str) -> list[Prompt]:
+def _parse(path: Path, number: int, line: str) -> tuple[str, list[Prompt]]:
+    """A line's name and its turns."""
     try:
         row = json_of(line)
     except ValueError as error:
@@ -109,8 +119,9 @@ def _parse(path: Path, number: int, line: str) -> list[Prompt]:
     conversation = str(row.get("conversation", name))
     source = str(_first(row, "source", "family", "category", default=_form(row)))
     if len(texts) == 1:
-        return [Prompt(id=name, text=texts[0], conversation=conversation, source=source, reference=_reference(row))]
-    return [
+        reference = _reference(row)
+        return name, [Prompt(id=name, text=texts[0], conversation=conversation, source=source, reference=reference)]
+    return name, [
         Prompt(id=f"{name}/{turn}", text=text, conversation=conversation, source=source)
         for turn, text in enumerate(texts, 1)
     ]

@@ -58,6 +58,13 @@ def test_published_forms_name_their_families(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_lines_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Lines without an id have their number, which may be another line's id if files were put together."""
+    talk, sums = {"question_id": 2, "turns": ["Compose.", "Rewrite."]}, {"question": "How many?", "answer": "#### 3"}
+    with pytest.raises(RequestError, match="line 2: its id '2' is that of line 1, and they would be taken for one"):
+        read_prompts(write(tmp_path / "p.jsonl", talk, sums))
+
+
 def test_several_files_are_told_apart_by_family(tmp_path: Path) -> None:
     one, other = (write(tmp_path / name, {"question": "?", "answer": "!"}) for name in ("a.jsonl", "b.jsonl"))
     found = read_families([str(one), f"sums={other}"])
