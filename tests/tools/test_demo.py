@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
@@ -38,6 +39,19 @@ def model(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name, value in (("TUNE_SECONDS", 0.1), ("NEW_TOKENS", 16)):
         monkeypatch.setattr(command, name, value)
     return path
+
+
+@pytest.mark.parametrize("file", ["contract.py", "trees/walk.py", "model.gguf"])
+def test_its_bundle_is_named_by_all_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    monkeypatch.setattr(demo, "FOLDER", tmp_path / "tools" / "demo")
+    (tmp_path / "trees").mkdir()
+    (tmp_path / file).touch()
+    (tmp_path / "model.gguf").touch()
+    request = BuildRequest(model=tmp_path / "model.gguf", drafter=None, trees=(), slots=())
+    before = command._cache_folder(request)
+    assert command._cache_folder(request) == before
+    (tmp_path / file).write_text("changed")
+    assert command._cache_folder(request) != before
 
 
 def test_it_builds_times_and_asks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,8 +83,9 @@ def _cache_folder(request: BuildRequest) -> Path:
     digest = hashlib.sha256(f"{__version__} {SCHEMA_VERSION} {request!r}".encode())
     package = demo.FOLDER.parents[1]
     code = (path for folder in ("trees", "kernels", "compiler") for path in (package / folder).rglob("*"))
+    shared = package.glob("*.py")  # contract, manifest, noise
     drafter = request.drafter.iterdir() if request.drafter else ()
-    for path in sorted([request.model, *drafter, *code]):
+    for path in sorted([request.model, *drafter, *code, *shared]):
         if path.suffix in (".gguf", ".json", ".py", ".safetensors"):
             digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
     return cache_home() / "draftwood" / f"{demo.KEPT}-{digest.hexdigest()[:16]}"
