@@ -165,10 +165,13 @@ class Service:
         model = self.model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise RequestRefused("prompt: expected either prompt or messages", "prompt")
+        if body.messages is not None and body.add_special_tokens:
+            text = "add_special_tokens: a chat has those that its template writes; leave it out"
+            raise RequestRefused(text, "add_special_tokens")
         prompt = body.prompt if body.messages is None else {"messages": chat_messages(body.messages)}
         assert prompt is not None
         try:
-            encoded = await model.encode(Encode(0, prompt, body.add_special_tokens))
+            encoded = await model.encode(Encode(0, prompt, body.add_special_tokens is not False))
         except Full:
             model.metrics.rejected()
             raise unavailable("as many prompts as may wait do wait; try again soon", "queue_full") from None

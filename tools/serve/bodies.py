@@ -206,7 +206,8 @@ class TokenizeBody(Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool = True
+    # Of a prompt, and left out the case; a chat's template writes its own.
+    add_special_tokens: bool | None = None
 
 
 # Unsupported fields that would change an answer, with the values that change nothing.

@@ -252,6 +252,9 @@ def test_other_routes(server: Any) -> None:
     tokens = server.ask("/tokenize", {"prompt": PROMPT})[1]
     assert tokens["count"] == len(tokens["tokens"]) > 0
     assert server.ask("/tokenize", {})[1]["error"]["param"] == "prompt"
+    chat = {"messages": [{"role": "user", "content": PROMPT}], "add_special_tokens": True}
+    assert server.ask("/tokenize", chat)[1]["error"]["param"] == "add_special_tokens"
+    assert server.ask("/tokenize", chat | {"add_special_tokens": False})[1]["count"] > 0
 
 
 @pytest.mark.parametrize(
