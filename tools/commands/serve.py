@@ -122,7 +122,8 @@ def named(entries: list[str]) -> dict[str, Path]:
     """
     bundles: dict[str, Path] = {}
     for entry in entries:
-        name, separator, folder = entry.partition("=")
+        # A folder's own path may have the sign.
+        name, separator, folder = (entry, "", "") if Path(entry).is_dir() else entry.partition("=")
         path = demo.bundle(folder or entry)
         name = name if separator else entry if entry == demo.NAME else real_path(path).name
         if name in bundles:

@@ -74,6 +74,12 @@ def test_a_path_that_is_no_bundle_is_refused_with_the_way_to_one(name: str, says
         named([f"name={tmp_path / name}"])
 
 
+def test_a_served_folders_path_may_have_an_equals_sign(tiny_bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run=3"
+    folder.symlink_to(tiny_bundle)
+    assert named([str(folder), f"x={folder}"]) == {tiny_bundle.name: folder, "x": folder}
+
+
 def test_a_tree_with_a_cycle_is_refused(copy: Path) -> None:
     path = copy / "trees" / "ragged.json"
     tree = json.loads(path.read_text())
