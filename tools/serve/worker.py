@@ -64,6 +64,8 @@ FIELDS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "stop_token_ids"),
     *("tools", "chat_template_kwargs"),
 )
+# How a prompt that the context has no room for is refused.
+_TOO_LONG = re.compile(r"(the prompt has|prompt:) \d+ tokens, but the (model|bundle)'s context is ")
 # Grammars that are read at the same time: each may take a processor for seconds.
 COMPILED_AT_ONCE = 2
 
@@ -283,7 +285,7 @@ def _grammars(model: OpenedBundle) -> ApartGrammars | None:
 
 def _refusal(text: int, message: str) -> Refused:
     """An error's text with the field of the request that it is about, if that is known."""
-    if "context is" in message:
+    if _TOO_LONG.match(message):  # clients cut a chat that is refused so
         return Refused(id=text, message=message, param="messages", code="context_length_exceeded")
     about, name = re.match(r"(sampling: |chat: |gear |--|)(\w*)", message).groups()  # type: ignore[union-attr]
     others = {"chat: ": "messages", "gear ": "draftwood.policy"}

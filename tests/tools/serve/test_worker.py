@@ -17,7 +17,9 @@ from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import session
 from draftwood.tools.serve import messages
 from draftwood.tools.serve.messages import Ask, CacheUse, Refused
-from draftwood.tools.serve.worker import Worker, open_rest, warm
+from draftwood.tools.serve.worker import Worker, _refusal, open_rest, warm
+
+TOO_LONG = "context_length_exceeded"
 
 
 def test_warming_up_teaches_the_policy_nothing(tiny_bundle: Path) -> None:
@@ -95,3 +97,16 @@ def test_figures_of_the_caches_arrive_in_the_order_in_which_they_were_taken(
             ours.shutdown(socket.SHUT_WR)
             running.result()
         assert [use.running_bytes for use in received if isinstance(use, CacheUse)] == list(range(sequences))
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("the prompt has 300 tokens, but the model's context is 255 with the answer; shorten it", TOO_LONG),
+        ("prompt: 300 tokens, but the bundle's context is 255 with the answer; shorten it or", TOO_LONG),
+        ("chat: the template refuses the messages: say first what the context is", None),
+    ],
+)
+def test_a_template_that_speaks_of_a_context_does_not_say_that_it_is_full(message: str, code: str | None) -> None:
+    refused = _refusal(1, message)
+    assert (refused.param, refused.code) == ("messages", code)
