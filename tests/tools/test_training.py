@@ -120,6 +120,14 @@ def test_data_is_weighed(tmp_path: Path) -> None:
             read_data([f"{tmp_path}/a.jsonl:{times}"])
 
 
+def test_a_field_that_is_null_is_as_one_that_is_not_there(tmp_path: Path) -> None:
+    """A table's columns are those of all its rows."""
+    chat = [{"role": "user", "content": "x"}]
+    lines = [{"id": "a", "text": None, "messages": chat}, {"id": None, "text": None, "prompt": "x"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert read_data([str(tmp_path)]) == [{"id": "a", "messages": chat}, {"id": "2", "messages": chat}]
+
+
 def test_marks_and_empty_lines_of_editors_are_read_over(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"id": "a", "text": "x"}\r\n\r\n{"id": "b", "text": "y"}\r\n \n')
     assert [row["id"] for row in read_data([str(tmp_path)])] == ["a", "b"]

@@ -65,7 +65,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 def _row(line: str, number: int, path: Path) -> Row:
     try:
-        row: Row = json.loads(line)
+        row: Row = _said(json.loads(line))
         if not {"messages", "text"} & row.keys():
             row = _of_prompt(row, number)
         row["id"].encode()
@@ -77,6 +77,11 @@ def _row(line: str, number: int, path: Path) -> Row:
             f'{path}, line {number}: expected {{"id", "messages"}}, {{"id", "text"}} or {{"prompt"}}, got {line[:60]!r}'
         ) from None
     return row
+
+
+def _said(row: dict[str, Any]) -> Any:
+    """The line's fields that hold something: exporters of tables write null for what a line lacks."""
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _of_prompt(row: Any, number: int) -> Row:
