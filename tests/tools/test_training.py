@@ -166,6 +166,17 @@ def test_a_row_that_the_template_refuses_is_named(teacher: Path, tmp_path: Path)
         distill(teacher, rows, tmp_path, **DISTILL)
 
 
+def test_prompts_that_are_not_taken_are_said(teacher: Path, tmp_path: Path, capsys) -> None:
+    rows: list[Row] = [{"id": f"{n}", "messages": [{"role": "user", "content": "a b " * n}]} for n in (1, 200)]
+    asked = {"rows": 4, "shard_rows": 4, "new_tokens": 2}
+    distill(teacher, rows, tmp_path / "some", **asked)
+    assert "the shard is written without 2 texts: no user's turn of 1 to 254 tokens" in capsys.readouterr().err
+    with pytest.raises(RequestError, match="prompts 1 to 4: none has a user's turn of 1 to 254 tokens"):
+        distill(teacher, rows[1:], tmp_path / "none", **asked)
+    with pytest.raises(RequestError, match="--max-new-tokens 256: the teacher has 256 positions"):
+        distill(teacher, rows, tmp_path / "long", **asked | {"new_tokens": 256})
+
+
 def test_batched_generation_equals_single_rows(teacher: Path) -> None:
     model = FrozenTeacher.open(teacher)
     prompts = [list(range(5, 5 + size)) for size in (9, 2, 9, 1, 6)]

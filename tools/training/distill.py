@@ -92,14 +92,22 @@ class Prompts:
 def write_shard(
     model: FrozenTeacher, prompts: Prompts, ends: Sequence[int], folder: Path, shard: int, rows: int,
     new_tokens: int, batch: int, temperatures: Sequence[float], told: Callable[[int], None], states: Writing,
-) -> None:  # fmt: skip
-    """Generates texts ``shard * rows`` and on, and writes tokens, index and the teacher's states.
+) -> int:  # fmt: skip
+    """Generates texts ``shard * rows`` and on, and writes tokens, index and the teacher's states; how many texts.
 
     ``told`` is called as ``generate`` does.
+
+    Raises:
+        RequestError: there is no prompt for any of them.
     """
     heat_of = partial(_heat, temperatures)
     numbers = range(shard * rows, (shard + 1) * rows)
     prompt_ids = {number: prompt for number in numbers if (prompt := prompts(number))}
+    if not prompt_ids:
+        raise RequestError(
+            f"prompts {numbers.start + 1} to {numbers.stop}: none has a user's turn of 1 to {prompts.longest} tokens;"
+            " expected shorter ones, or others"
+        )
     texts: dict[int, list[int]] = {}
     ordered = sorted(prompt_ids, key=lambda number: (len(prompt_ids[number]), number))
     for at in range(0, len(ordered), batch):
@@ -115,10 +123,11 @@ def write_shard(
     index["prompt"] = [len(prompt_ids[n]) for n in prompt_ids]
     index["temperature"] = [heat_of(n) for n in prompt_ids]
     index["source"] = [prompts.source(n) for n in prompt_ids]
-    tokens = np.concatenate([np.asarray(texts[n], dtype=np.uint32) for n in prompt_ids] or [np.zeros(0, np.uint32)])
+    tokens = np.concatenate([np.asarray(texts[n], dtype=np.uint32) for n in prompt_ids])
     states.save(list(prompt_ids), index["length"].tolist(), tokens)
     save_array(folder / f"shard-{shard:04}.npy", tokens)
     save_array(folder / f"shard-{shard:04}.index.npy", index)  # last: its presence says that the shard is whole
+    return len(prompt_ids)
 
 
 class WritingProgress:
@@ -126,7 +135,7 @@ class WritingProgress:
 
     def __init__(self, log: Path, shards: int) -> None:
         """``shards``: how many the texts are in; before the first one the teacher writes prompts."""
-        self.log, self.shards, self.tokens = log, shards, 0
+        self.log, self.shards, self.tokens, self.longest = log, shards, 0, LONGEST_PROMPT
         self.shard: int | None = None
         self.began = self.said = time.monotonic()
 
@@ -137,11 +146,12 @@ class WritingProgress:
             self.said = time.monotonic()
             print(self._line(), file=sys.stderr, flush=True)
 
-    def whole(self) -> None:
-        """The shard is on disk; the log gets a line."""
+    def whole(self, left_out: int = 0) -> None:
+        """The shard is on disk, but for so many texts whose prompts were not taken; the log gets a line."""
         with self.log.open("a") as log:
-            log.write(json.dumps(self._record()) + "\n")
-        print(f"{self._line()}; the shard is written", file=sys.stderr, flush=True)
+            log.write(json.dumps(self._record() | {"left_out": left_out}) + "\n")
+        without = f" without {left_out} texts: no user's turn of 1 to {self.longest} tokens" if left_out else ""
+        print(f"{self._line()}; the shard is written{without}", file=sys.stderr, flush=True)
 
     def _record(self) -> dict[str, int | None]:
         return {"shard": self.shard, "new_tokens": self.tokens, "tokens_per_s": self._rate()}
@@ -190,6 +200,8 @@ def distill(
     batch, shard_rows = batch or BATCH[device.type], shard_rows or SHARD_ROWS[device.type]
     if min(rows, new_tokens, batch) < 1:
         raise RequestError(f"rows {rows}, new tokens {new_tokens}, batch {batch}: expected 1 or more of each")
+    if new_tokens >= (positions := checkpoint.config.max_positions):
+        raise RequestError(f"--max-new-tokens {new_tokens}: the teacher has {positions} positions; choose fewer")
     if not corpus and not own:
         raise RequestError(_NO_ROWS)
     settings = {
@@ -213,16 +225,17 @@ def distill(
             corpus = [*corpus, *own_rows(out / "prompts.jsonl", own, lambda: writer(model()))]
         if not team.rank:
             team.wait()
-        prompts = Prompts(corpus, text, checkpoint.config.bos, seed, checkpoint.config.max_positions - new_tokens)
+        prompts = Prompts(corpus, text, checkpoint.config.bos, seed, positions - new_tokens)
+        progress.longest = prompts.longest
         for shard in range(shards)[team.rank :: team.size]:
             if (out / f"shard-{shard:04}.index.npy").is_file():
                 continue
             progress.shard = shard
-            write_shard(
+            texts = write_shard(
                 model(), prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch, temperatures,
                 progress.told, Writing(model(), digest, out / FOLDER, LARGEST[device.type]),
             )  # fmt: skip
-            progress.whole()
+            progress.whole(shard_rows - texts)
 
 
 def _digest(corpus: Sequence[Row]) -> str:
