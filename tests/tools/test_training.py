@@ -25,7 +25,7 @@ from draftwood.tools import cli
 from draftwood.tools.measure.calibrate import path_of
 from draftwood.tools.prompts import user_turns
 from draftwood.tools.tokenizers import tokenizer_of
-from draftwood.tools.training.distill import SETTINGS, TEMPERATURES, WritingProgress, distill, save_array
+from draftwood.tools.training.distill import SETTINGS, TEMPERATURES, Prompts, WritingProgress, distill, save_array
 from draftwood.tools.training.generate import batch_draws, engine_draws, generate
 from draftwood.tools.training.own_prompts import OwnPrompts, own_rows
 from draftwood.tools.training.rows import Row, WrittenMessage, read_data, read_rows
@@ -175,6 +175,13 @@ def test_prompts_that_are_not_taken_are_said(teacher: Path, tmp_path: Path, caps
         distill(teacher, rows[1:], tmp_path / "none", **asked)
     with pytest.raises(RequestError, match="--max-new-tokens 256: the teacher has 256 positions"):
         distill(teacher, rows, tmp_path / "long", **asked | {"new_tokens": 256})
+
+
+def test_rows_that_are_read_twice_are_held_out_together(teacher: Path) -> None:
+    prompts = Prompts([*ROWS, *ROWS[:9], *ROWS], tokenizer_of(teacher), 0, 0, 99)
+    sources = {number: prompts.source(number) for number in range(89)}
+    assert set(sources.values()) == set(range(40))
+    assert all(prompts.rows[prompts.order[number]] == ROWS[source] for number, source in sources.items())
 
 
 def test_batched_generation_equals_single_rows(teacher: Path) -> None:

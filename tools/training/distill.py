@@ -62,10 +62,13 @@ class Prompts:
         self.longest = min(LONGEST_PROMPT, longest)
         self.rows, self.text, self.begin, self.seed = rows, text, begin, seed
         self.order = np.random.default_rng(seed).permutation(len(rows))
+        places = dict[bytes, int]()
+        self.first = [places.setdefault(hashlib.sha256(_line(row)).digest(), place) for place, row in enumerate(rows)]
 
     def source(self, number: int) -> int:
-        """The place in the corpus of the row that prompt ``number`` is made of."""
-        return int(self.order[number % len(self.order)])
+        """The place in the corpus of the row that prompt ``number`` is made of; of equal rows, the first one's, so that
+        they are held out together."""
+        return self.first[self.order[number % len(self.order)]]
 
     def __call__(self, number: int) -> list[int]:
         row = self.rows[self.source(number)]
@@ -242,8 +245,13 @@ def _digest(corpus: Sequence[Row]) -> str:
     """SHA-256, in hex, of all rows in their order."""
     digest = hashlib.sha256()
     for row in corpus:
-        digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
+        digest.update(_line(row))
     return digest.hexdigest()
+
+
+def _line(row: Row) -> bytes:
+    """Equal rows have equal lines."""
+    return json.dumps(row, sort_keys=True).encode() + b"\n"
 
 
 def _check_settings(out: Path, settings: dict[str, Any]) -> None:
