@@ -26,6 +26,16 @@ def test_a_drafter_is_read_back(layout: str, tmp_path: Path, capsys: pytest.Capt
     assert after.model.aux_layers == before.model.aux_layers
 
 
+def test_a_drafter_is_named_as_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By ``demo-eagle3``, too."""
+    folders = {"demo": fixtures.TEACHER, "demo-eagle3": fixtures.EAGLE3}
+    monkeypatch.setattr("draftwood.tools.demo.resolve", folders.__getitem__)
+    assert main(["export", "specforge", "demo-eagle3", "demo", "--out", str(tmp_path / "out")]) == 0
+    assert "eagle3, " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

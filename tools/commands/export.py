@@ -42,7 +42,7 @@ def _write_drafter(args: argparse.Namespace) -> dict[str, Any]:
     with staged(real_path(args.out)) as folder:
         teacher = Checkpoint.open(resolve(args.model))
         verifier = teacher.path.resolve().name  # its reader finds the teacher by this
-        opened = open_drafter(Path(args.drafter), teacher)
+        opened = open_drafter(resolve(args.drafter), teacher)
         exported = opened.model.exported(opened.checkpoint, teacher, args.format, verifier)
         (folder / "config.json").write_text(json.dumps(exported.fields, indent=2) + "\n")
         write_tensors(folder / exported.file, exported.tensors)
