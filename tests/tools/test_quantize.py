@@ -47,6 +47,14 @@ def quantize(
     return run
 
 
+@pytest.mark.parametrize("words", [("--head",), ("--layout", "msmodelslim")])
+def test_options_of_what_is_written_need_a_folder(
+    texts: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["quantize", "demo", str(texts), *words]) == 2
+    assert "expected them with --out" in capsys.readouterr().err
+
+
 def test_a_checkpoint_with_its_report(quantize: Callable, tiny_teacher: Path) -> None:
     out, said = quantize("--head")
     made, original = Checkpoint.open(out), Checkpoint.open(tiny_teacher)

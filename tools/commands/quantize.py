@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from draftwood.compiler.quantisation.report import TeacherDifference
+    from draftwood.compiler.quantisation.writing import Layout
     from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 REPORT = "quantisation.json"
@@ -44,9 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head", action="store_true", help="quantise the output matrix, too")
     parser.add_argument(
         "--layout",
-        default="compressed-tensors",
         choices=("compressed-tensors", "msmodelslim"),
-        help="as vLLM reads it, or as vllm-ascend does",
+        help="as vLLM reads it (default), or as vllm-ascend does",
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
@@ -61,7 +61,10 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools.making.needs import check_ids
     from draftwood.tools.tokenizers import tokenizer_of
 
+    if args.out is None and (args.head or args.layout):
+        raise RequestError("--head, --layout: say how a teacher is written; expected them with --out")
     model = resolve(args.model)
+    layout: Layout = args.layout or "compressed-tensors"
     original = Checkpoint.open(model)
     texts = read_texts(args.calibration, tokenizer_of(model), _TEXTS, _TOKENS)
     vocabulary = Checkpoint.open(model).config.vocabulary
@@ -69,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
         check_ids(model, text.tolist(), vocabulary)
     if args.out is None:
         return _compare(original, [*texts.calibration, *texts.withheld], args.json)
-    request = Request(model=model, texts=texts.calibration, layout=args.layout, head=args.head)
+    request = Request(model=model, texts=texts.calibration, layout=layout, head=args.head)
     quantised = quantise(request, args.out, _say)
     measured = difference(original, quantised, texts.withheld, _say)
     figures = measured.figures()
@@ -79,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
     (args.out / REPORT).write_text(json_text(figures, indent=2) + "\n")
     summary: dict[str, object] = {
         "folder": str(args.out),
-        "layout": args.layout,
+        "layout": layout,
         "quantised": len(quantised.config.quantised),
         "bytes": _bytes(args.out),
         "difference": figures,
