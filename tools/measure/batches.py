@@ -93,7 +93,8 @@ def bench_batches(
     """Every turn alone and plain, then turns together: plain, and as the policies choose; keys as ``_report`` has them.
 
     Raises:
-        RequestError: the engine takes fewer texts, or there are not enough prompts for a round.
+        RequestError: the engine takes fewer texts, there are not enough prompts for a round, or answers are too short
+            to share a launch.
     """
     if not 1 <= texts <= engine.max_batch:
         raise RequestError(f"--batch-size {texts}: {engine.bundle.folder} has graphs for 1 to {engine.max_batch}")
@@ -107,7 +108,13 @@ def bench_batches(
         group = list(islice(decoded, texts * TURNS_A_PLACE))
         if not number:  # warms up
             side_by_side(ways, group, options, texts)
-        rounds.append((group, side_by_side(ways, group, options, texts, number)))
+        passes = side_by_side(ways, group, options, texts, number)
+        if any(texts not in passed.occupancies for passed in passes.values()):
+            raise RequestError(
+                f"--batch-size {texts}: so many answers never ran together, since most end with their first token;"
+                " raise --max-new-tokens, or name other prompts"
+            )
+        rounds.append((group, passes))
         _progress(rounds)
     return _report(engine, rounds, options, texts)
 

@@ -48,6 +48,12 @@ def test_what_was_chosen_is_told_for_every_number_of_texts(
     assert "3: chain-2-kv128 100 %" in capsys.readouterr().out
 
 
+def test_answers_that_never_run_together_are_refused(engine: CpuEngine) -> None:
+    ways = Policies(engine.bundle, "plain"), Policies(engine.bundle)
+    with pytest.raises(RequestError, match="--batch-size 3: so many answers never ran together"):
+        bench_batches(engine, PROMPTS, Options.of(max_new_tokens=1), *ways, TEXTS)
+
+
 def test_a_round_needs_prompts_and_graphs(engine: CpuEngine) -> None:
     ways = Policies(engine.bundle, "plain"), Policies(engine.bundle)
     with pytest.raises(RequestError, match=r"--batch-size 3: needs 6 prompts or more, got 5"):
