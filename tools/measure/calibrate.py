@@ -11,10 +11,12 @@ There are two ways to the same statistics:
 
 from __future__ import annotations
 
+import hashlib
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options, Result
 from draftwood.runtime.engines.engine import Engine
@@ -123,10 +126,10 @@ def _turn_name(bundle: Bundle, prompt: Prompt, options: Options) -> str:
 class Job:
     """Some conversations to be answered at one temperature and counted: all that a process needs to know."""
 
-    name: str
     teacher: Path
     drafter: Path
-    conversations: tuple[tuple[Prompt, ...], ...]
+    # By the name of what they give, under which they are counted once.
+    conversations: Mapping[str, tuple[Prompt, ...]]
     temperature: float
     max_new_tokens: int
     # Digests of teacher and drafter.
@@ -142,25 +145,30 @@ def jobs(
     max_new_tokens: int,
     size: int = JOB_SIZE,
 ) -> list[Job]:
-    """The prompts in jobs of ``size`` conversations, one temperature a job; a job's name covers all of its content."""
+    """The prompts in jobs of ``size`` conversations, one temperature a job.
+
+    Raises:
+        CheckpointError: teacher or drafter cannot be used.
+        RequestError: the teacher has no room for answers so long.
+    """
     from draftwood.compiler.drafters.registry import open_drafter
     from draftwood.compiler.teachers.checkpoint import Checkpoint
 
     whole = [tuple(turns) for turns in by_conversation(prompts)]
     checkpoint = Checkpoint.open(teacher)
+    if max_new_tokens >= (positions := checkpoint.config.max_positions):
+        raise RequestError(f"--max-new-tokens {max_new_tokens}: the teacher has {positions} positions; choose fewer")
     models = {"teacher": checkpoint.digest(), "drafter": open_drafter(drafter, checkpoint).digest()}
     digests = f"{models['teacher']} {models['drafter']} {max_new_tokens} {LEVELS}"
     listed = []
     for temperature in temperatures:
         for at in range(0, len(whole), size):
-            part = tuple(whole[at : at + size])
-            content = f"{digests} {REFERENCE_ROWS} coupled {temperature} {part}"
+            settings = f"{digests} {REFERENCE_ROWS} coupled {temperature}"
             listed.append(
                 Job(
-                    name=f"answers-{zlib.crc32(content.encode()):08x}",
                     teacher=teacher,
                     drafter=drafter,
-                    conversations=part,
+                    conversations={_answers_name(settings, turns): turns for turns in whole[at : at + size]},
                     temperature=temperature,
                     max_new_tokens=max_new_tokens,
                     models=models,
@@ -169,13 +177,24 @@ def jobs(
     return listed
 
 
+def _answers_name(settings: str, turns: Sequence[Prompt]) -> str:
+    """Stands for all that decides a conversation's answers and drafts."""
+    return f"answers-{hashlib.sha256(f'{settings} {turns}'.encode()).hexdigest()[:16]}"
+
+
 def count_all(work: Sequence[Job], calibration: Calibration, executor: Executor | None) -> Iterator[Job]:
-    """Runs the jobs that ``calibration`` has not counted yet, and adds each as it is done; None runs them here."""
-    missing = [job for job in work if job.name not in calibration.sources]
+    """Runs the jobs without the conversations that ``calibration`` has counted, and adds each as it is done; None runs
+    them here."""
+    left = (replace(job, conversations=_uncounted(job, calibration)) for job in work)
+    missing = [job for job in left if job.conversations]
     answers = map(count, missing) if executor is None else executor.map(count, missing)
     for job, data in zip(missing, answers, strict=True):
-        calibration.merge(Calibration.from_bytes(data, job.name))
+        calibration.merge(Calibration.from_bytes(data, "a job"))
         yield job
+
+
+def _uncounted(job: Job, calibration: Calibration) -> dict[str, tuple[Prompt, ...]]:
+    return {name: turns for name, turns in job.conversations.items() if name not in calibration.sources}
 
 
 def count(job: Job) -> bytes:
@@ -183,7 +202,7 @@ def count(job: Job) -> bytes:
     text, model, drafter = _loaded(job.teacher, job.drafter)
     turns, texts = _answers(job, text, model)
     calibration = Calibration()
-    calibration.sources[job.name], calibration.models = 1, dict(job.models)
+    calibration.sources, calibration.models = dict.fromkeys(job.conversations, 1), dict(job.models)
     if not len(texts.index_W):
         return calibration.to_bytes()
     contexts_of = _contexts(job, turns, texts, model, drafter)
@@ -250,7 +269,7 @@ def _loaded(teacher: Path, drafter: Path) -> tuple[Tokenizer, Any, Any]:
 def _answers(job: Job, text: Tokenizer, model: Any) -> tuple[list[Prompt], Distilled]:
     """The answers to every turn, a later one after the answer to the one before: the turns, and their texts.
 
-    A conversation ends when it grows too long for the teacher.
+    A conversation ends when it grows too long for the teacher, which is said.
     """
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.training.generate import engine_draws, generate
@@ -259,14 +278,16 @@ def _answers(job: Job, text: Tokenizer, model: Any) -> tuple[list[Prompt], Disti
     longest = checkpoint.config.max_positions - job.max_new_tokens
     answered: list[Prompt] = []
     whole: list[tuple[list[int], list[int]]] = []
-    going = [(Conversation(text), turns) for turns in job.conversations]
-    for turn in range(max(map(len, job.conversations))):
+    going = [(Conversation(text), turns) for turns in job.conversations.values()]
+    for turn in range(max(map(len, job.conversations.values()))):
         questions = [
             (conversation, turns[turn], conversation.ask(turns[turn]), turns)
             for conversation, turns in going
             if turn < len(turns)
         ]
-        # The teacher has room for the question and its answer.
+        for _, prompt, ids, _ in questions:
+            if len(ids) > longest:
+                print(f"prompt {prompt.id}: left out with what follows it: {_too_long(ids, job)}", file=sys.stderr)
         questions = [question for question in questions if len(question[2]) <= longest]
         if not questions:
             break
@@ -279,6 +300,10 @@ def _answers(job: Job, text: Tokenizer, model: Any) -> tuple[list[Prompt], Disti
             whole.append((ids, new))
         going = [(conversation, turns) for conversation, _, _, turns in questions]
     return answered, _distilled(whole, job.temperature, checkpoint)
+
+
+def _too_long(ids: Sequence[int], job: Job) -> str:
+    return f"{len(ids)} tokens and {job.max_new_tokens} of the answer are more than the teacher's positions"
 
 
 def sampling_of(job: Job, turn: Prompt) -> Sampling:

@@ -82,7 +82,7 @@ def test_what_is_counted_is_what_the_bundle_decodes(prompts: Path, work: list[Jo
 def test_every_executor_counts_the_same(work: list[Job]) -> None:
     alone = Calibration()
     done = list(count_all(work, alone, None))
-    assert [job.name for job in done] == [job.name for job in work]
+    assert done == work
     with ThreadPoolExecutor(2) as pool:
         shared = Calibration()
         list(count_all(work, shared, pool))
@@ -98,6 +98,29 @@ def test_a_stopped_run_goes_on_where_it_was(work: list[Job]) -> None:
     left = list(count_all(work, part, None))
     assert len(left) == len(work) - 1 and part == whole
     assert list(count_all(work, part, None)) == []
+
+
+def test_a_conversation_is_counted_once_among_whatever_others(
+    prompts: Path, tiny_teacher: Path, tiny_heads: Path
+) -> None:
+    """A file of prompts that grows is cut into other jobs."""
+    read, asked = read_prompts(prompts), {"temperatures": (0.0,), "max_new_tokens": 2, "size": 2}
+    counted = Calibration()
+    list(count_all(jobs(read[:3], tiny_teacher, tiny_heads, **asked), counted, None))
+    (job,) = count_all(jobs([*read[3:], *read[:3]], tiny_teacher, tiny_heads, **asked), counted, None)
+    assert [turns[0].id for turns in job.conversations.values()] == ["c"] and len(counted.sources) == 3
+
+
+def test_prompts_that_the_teacher_has_no_room_for_are_said(
+    prompts: Path, tiny_teacher: Path, tiny_heads: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"temperatures": (0.0,), "max_new_tokens": 8}
+    long = [replace(prompt, text=prompt.text * 400) for prompt in read_prompts(prompts)[3:]]
+    (job,) = jobs(long, tiny_teacher, tiny_heads, **asked)
+    assert not Calibration.from_bytes(count(job)).contexts.total
+    assert "prompt c: left out with what follows it: " in capsys.readouterr().err
+    with pytest.raises(RequestError, match="--max-new-tokens 512: the teacher has 512 positions"):
+        jobs(long, tiny_teacher, tiny_heads, **asked | {"max_new_tokens": 512})
 
 
 def test_the_command_and_a_plan_of_what_it_counted(
@@ -258,7 +281,7 @@ def test_a_clusters_processes_and_the_job_may_be_killed(
             assert stopped or job.returncode == 0
     spread = read_calibration(tmp_path / "spread")
     assert spread.to_bytes() == read_calibration(tmp_path / "alone").to_bytes()
-    assert len(spread.sources) == 5
+    assert len(spread.sources) == 80
 
 
 def calls_of(first: int) -> list[int]:
