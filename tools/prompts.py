@@ -116,7 +116,7 @@ def _parse(path: Path, number: int, line: str) -> tuple[str, list[Prompt]]:
             f" got {line[:60]!r}"
         )
     name = prompt_id(row, number)
-    conversation = str(row.get("conversation", name))
+    conversation = str(_first(row, "conversation", default=name))
     source = str(_first(row, "source", "family", "category", default=_form(row)))
     if len(texts) == 1:
         reference = _reference(row)
@@ -153,8 +153,8 @@ def _message(row: dict[str, Any]) -> Any:
 
 
 def _first(row: dict[str, Any], *names: str, default: object) -> object:
-    """The first of the fields that the line has."""
-    return next((row[name] for name in names if name in row), default)
+    """The first of the fields that the line has; null stands for one that it lacks."""
+    return next((row[name] for name in names if row.get(name) is not None), default)
 
 
 def _form(row: dict[str, Any]) -> str:

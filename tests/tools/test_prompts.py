@@ -26,6 +26,13 @@ def test_whole_conversations_on_one_line(tmp_path: Path) -> None:
     ]
 
 
+def test_a_field_that_is_null_is_as_one_that_is_not_there(tmp_path: Path) -> None:
+    """Lines whose conversation is null are conversations of their own."""
+    rows = [{"id": None, "conversation": None, "source": None, "prompt": text} for text in ("a", "b")]
+    found = read_prompts(write(tmp_path / "p.jsonl", *rows))
+    assert [(p.id, p.conversation, p.source) for p in found] == [("1", "1", "prompts"), ("2", "2", "prompts")]
+
+
 @pytest.mark.parametrize("row", ["[1]", '{"turns": []}', '{"turns": [3]}', '{"turns": ["a", ""]}'])
 def test_lines_that_are_none(tmp_path: Path, row: str) -> None:
     with pytest.raises(RequestError, match=r'line 2: expected \{"prompt": "\.\.\."\} or'):
