@@ -1,7 +1,8 @@
 """Files, options and product version that a long job was made from, and the first of them that has changed since.
 
 A file is known by its size, the time of its last change, and a digest of samples of its content, which costs
-milliseconds at any size. So a replaced checkpoint is noticed, and the same checkpoint by another path is not.
+milliseconds at any size. So a replaced checkpoint is noticed, and the same checkpoint by another path is not. What a
+job has made is no input of it, wherever it lies.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _SAMPLE, _SAMPLES = 1 << 16, 14
 # A bound, in case a large folder was named by mistake.
 _MOST_FILES = 4096
 
+# How the folder ends in which `make` makes a bundle of the rest of its name.
+WORK = ".make"
+
 MadeFrom = dict[str, Any]
 T = TypeVar("T", dict[str, Any], list[Any])
 
@@ -39,8 +43,15 @@ def stamps_of(path: Path) -> dict[str, list[Any]]:
     """Size, time of the last change and digest of samples, by the name inside a folder (empty for a file itself)."""
     if not path.is_dir():
         return {"": _stamp(path)}
-    names = sorted(Path(at, name) for at, _, files in os.walk(path) for name in files)[:_MOST_FILES]
+    names = sorted(_files_of(path))[:_MOST_FILES]
     return {str(name.relative_to(path)): _stamp(name) for name in names if name.is_file()}
+
+
+def _files_of(folder: Path) -> Iterator[Path]:
+    """A folder's files, without bundles that were made there."""
+    for at, inside, files in os.walk(folder):
+        inside[:] = [name for name in inside if not name.endswith(WORK) and f"{name}{WORK}" not in inside]
+        yield from (Path(at, name) for name in files)
 
 
 def changed(before: object, now: MadeFrom) -> str | None:

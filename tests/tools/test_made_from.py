@@ -43,6 +43,16 @@ def test_every_change_of_a_file_is_named(tmp_path_factory: pytest.TempPathFactor
     assert said is not None and said.startswith("MODEL (") and "\n" not in said
 
 
+def test_what_was_made_in_a_folder_is_no_input(tmp_path: Path) -> None:
+    """A model may lie in the folder that one works in."""
+    folder = written(tmp_path / "model")
+    before = made_from({"MODEL": folder}, {})
+    for name in ("b/manifest.json", "b.make/stages.json", "b.make/exact/bundle/manifest.json", "deep/c.make/report"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    assert changed(before, made_from({"MODEL": folder}, {})) is None
+
+
 def test_options_versions_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = written(tmp_path / "model")
     before = made_from({"MODEL": folder}, {"kv": (1, 2)})

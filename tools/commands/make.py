@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 from draftwood.files import absolute_path, json_text, real_path, write_whole
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
-from draftwood.tools.made_from import MadeFrom, alone_in, changed, made_from, read_note
+from draftwood.tools.made_from import WORK, MadeFrom, alone_in, changed, made_from, read_note
 from draftwood.tools.making.stages import Stage, ours, run
 from draftwood.tools.making.steps import COUNTED, JUDGING, stages_of
 
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     _complete(args)
     prompts = _check(args)
-    work = args.out.with_name(f"{args.out.name}.make")
+    work = args.out.with_name(f"{args.out.name}{WORK}")
     work.mkdir(parents=True, exist_ok=True)
     with alone_in(work):
         return _make(args, prompts, work)
