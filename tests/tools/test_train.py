@@ -496,6 +496,15 @@ def test_training_is_deterministic_and_can_be_lengthened(folder: Path, tmp_path:
         train(kind, *folders, tmp_path / "b", steps=6, **settings)
 
 
+def test_a_training_that_began_with_a_drafter_goes_on_with_it(folder: Path, tmp_path: Path) -> None:
+    """Without it the draft vocabulary would be counted anew, under the rows of another."""
+    settings, folders = {"batch": 16, "levels": 1, "draft_vocab": 9}, [folder / "counting", folder / "counted"]
+    train("eagle3", *folders, tmp_path / "one", steps=1, **settings)
+    train("eagle3", *folders, tmp_path / "on", steps=1, **settings, start=tmp_path / "one")
+    with pytest.raises(RequestError, match=r"other settings \(start\)"):
+        train("eagle3", *folders, tmp_path / "on", steps=2, **settings)
+
+
 def test_a_resumed_step_equals_an_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
     # Saved when it is logged: at the first record after so many steps.
     settings = {"batch": 16, "levels": 2, "save_every": 3, "log_every": 4}

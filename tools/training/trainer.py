@@ -57,7 +57,8 @@ class Run:
         if not path.is_file():
             return
         state = _loaded(path, drafter.output_VH.device)
-        differ = [name for name in settings if state["settings"].get(name) != settings[name]]
+        before = state["settings"]
+        differ = [name for name in sorted({*settings, *before}) if before.get(name) != settings.get(name)]
         if differ:
             raise RequestError(
                 f"{out}: was begun with other settings ({', '.join(differ)}); repeat them or name another --out"
