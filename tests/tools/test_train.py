@@ -505,6 +505,16 @@ def test_a_training_that_began_with_a_drafter_goes_on_with_it(folder: Path, tmp_
         train("eagle3", *folders, tmp_path / "on", steps=2, **settings)
 
 
+@pytest.mark.parametrize("flag", ["--minutes", "--learning-rate"])
+@pytest.mark.parametrize("number", ["0", "-1", "nan", "inf"])
+def test_times_and_rates_are_above_0(flag: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["medusa", "demo", "texts", "--out", "out", f"{flag}={number}"])
+    assert f"{flag}: invalid number above 0 value: '{number}'" in capsys.readouterr().err
+
+
 def test_a_resumed_step_equals_an_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
     # Saved when it is logged: at the first record after so many steps.
     settings = {"batch": 16, "levels": 2, "save_every": 3, "log_every": 4}

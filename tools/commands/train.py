@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", type=Path, metavar="TEXTS", help="the folder that draftwood distill wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for drafter, log and checkpoint")
     parser.add_argument("--steps", type=int, default=1500, help="optimiser steps (default %(default)s)")
-    parser.add_argument("--minutes", type=float, metavar="M", help="train for so long instead of --steps")
+    parser.add_argument("--minutes", type=_positive, metavar="M", help="train for so long instead of --steps")
     parser.add_argument("--batch-size", type=int, default=16, help="texts a step (default %(default)s)")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, help="(default %(default)s)")
+    parser.add_argument("--learning-rate", type=_positive, default=2e-3, help="(default %(default)s)")
     parser.add_argument("--start", metavar="DIR", help="a trained drafter of the kind to go on from")
     _add_options(parser.add_argument_group("of a kind"), kinds())
 
@@ -46,6 +47,16 @@ def _add_options(group: argparse._ArgumentGroup, kinds: Iterable[Kind]) -> None:
             group.add_argument(flag, action="store_const", const=True, help=help)
         else:
             group.add_argument(flag, type=option.read, nargs=option.count, metavar=option.value, help=help)
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise ValueError
+    return number
+
+
+_positive.__name__ = "number above 0"
 
 
 def main(args: argparse.Namespace) -> int:
