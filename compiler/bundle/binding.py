@@ -22,8 +22,9 @@ from draftwood.compiler.teachers.conversion import Precision, in_precision
 from draftwood.compiler.teachers.formats import usual_sampling
 from draftwood.errors import BundleError, CheckpointError, RequestError
 
-# Fields of the configuration in which a checkpoint may differ from the bundle's.
-_FREE = ("dtype",)
+# Fields of the configuration in which a checkpoint may differ from the bundle's, since no graph follows from them. Its
+# own end tokens hold from then on: a description alone may lack those of generation_config.json.
+_FREE = ("dtype", "bos", "eos")
 
 
 def bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
@@ -73,9 +74,17 @@ def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         share = Share(graph_set.rank, graph_set.ranks)
         _write(folder, graph_set, {e.name: e.read for e in rank_entries(entries, teacher.config, block, share)})
     written = {graph_set.weights: m.list_file(folder / graph_set.weights) for graph_set in sets}
+    bos, eos = teacher.config.bos, teacher.config.eos
     bound = msgspec.structs.replace(
         manifest,
-        teacher=msgspec.structs.replace(manifest.teacher, digest=teacher.digest(), sampling=usual_sampling(model)),
+        teacher=msgspec.structs.replace(
+            manifest.teacher,
+            digest=teacher.digest(),
+            bos=bos,
+            eos=eos,
+            sampling=usual_sampling(model),
+            config=manifest.teacher.config | {"bos": bos, "eos": eos},
+        ),
         drafter=msgspec.structs.replace(described, digest=opened.digest()) if described and opened else None,
         files=dict(sorted((manifest.files | written).items())),
     )

@@ -1,11 +1,13 @@
 """Bundles with NPU graphs: their content, with weights, without, and with weights bound later."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -94,6 +96,27 @@ def test_weights_bound_later_are_those_copied(
     assert encode(Bundle.open(folder).manifest) == encode(bound)
     with pytest.raises(BundleError, match="has its weights already"):
         bind(folder, tiny_source, tiny_source / "heads")
+
+
+@pytest.fixture
+def unbound(copied: tuple[Path, Manifest], tmp_path: Path) -> Path:
+    """The bundle as it is before its weights are bound."""
+    folder, manifest = tmp_path / "unbound", copied[1]
+    shutil.copytree(copied[0], folder, ignore=shutil.ignore_patterns("weights.bin"))
+    others = {name: file for name, file in manifest.files.items() if name != "npu/weights.bin"}
+    (folder / "manifest.json").write_bytes(encode(msgspec.structs.replace(manifest, files=others)))
+    return folder
+
+
+def test_end_tokens_are_those_of_the_bound_checkpoint(unbound: Path, tiny_source: Path, tmp_path: Path) -> None:
+    """A description has config.json alone; the checkpoint has more end tokens in generation_config.json."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_source, model)
+    (model / "generation_config.json").write_text('{"eos_token_id": [4, 7], "bos_token_id": 3}')
+    described = read_manifest(unbound).teacher.eos
+    bind(unbound, model, model / "heads")
+    teacher = Bundle.open(unbound).manifest.teacher
+    assert set(teacher.eos) == {*described, 4, 7} == set(teacher.config["eos"]) and teacher.bos == teacher.config["bos"]
 
 
 def test_linked_weights_are_used_where_they_lie(
