@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,16 +21,20 @@ from draftwood.compiler.ranks.weights import rank_entries
 from draftwood.compiler.targets.storage import PRECISIONS
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.conversion import Precision, in_precision
-from draftwood.compiler.teachers.formats import usual_sampling
+from draftwood.compiler.teachers.formats import usual_sampling, write_tokenizer
 from draftwood.errors import BundleError, CheckpointError, RequestError
 
 # Fields of the configuration in which a checkpoint may differ from the bundle's, since no graph follows from them. Its
 # own end tokens hold from then on: a description alone may lack those of generation_config.json.
 _FREE = ("dtype", "bos", "eos")
 
+# Where files lie until they are whole: no reader of a bundle looks there (`draftwood.runtime.bundle.files`).
+STAGING = ".binding"
+TOKENIZER = Path("tokenizer")
+
 
 def bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
-    """Writes the weights file and then, in one step, the manifest that vouches for it.
+    """Writes the weights file and the model's tokenizer and then, in one step, the manifest that vouches for them.
 
     Raises:
         BundleError: the bundle has no NPU graphs, or its weights already.
@@ -70,10 +76,12 @@ def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         _same(folder, drafter, *kinds)
     entries = [precision.stored(entry) for entry in Sources(teacher, opened).weights(manifest.dims.context + 1)]
     block = opened.model.block(teacher.config) if opened else teacher.config
-    for graph_set in sets:
-        share = Share(graph_set.rank, graph_set.ranks)
-        _write(folder, graph_set, {e.name: e.read for e in rank_entries(entries, teacher.config, block, share)})
-    written = {graph_set.weights: m.list_file(folder / graph_set.weights) for graph_set in sets}
+    with _tokenizer_of(model, folder) as tokenizer:
+        for graph_set in sets:
+            share = Share(graph_set.rank, graph_set.ranks)
+            _write(folder, graph_set, {e.name: e.read for e in rank_entries(entries, teacher.config, block, share)})
+    others = {n: file for n, file in manifest.files.items() if not (tokenizer and n.startswith(f"{TOKENIZER}/"))}
+    written = {name: m.list_file(folder / name) for name in (*tokenizer, *(graph_set.weights for graph_set in sets))}
     bos, eos = teacher.config.bos, teacher.config.eos
     bound = msgspec.structs.replace(
         manifest,
@@ -86,12 +94,33 @@ def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
             config=manifest.teacher.config | {"bos": bos, "eos": eos},
         ),
         drafter=msgspec.structs.replace(described, digest=opened.digest()) if described and opened else None,
-        files=dict(sorted((manifest.files | written).items())),
+        tokenizer=manifest.tokenizer or bool(tokenizer),
+        files=dict(sorted((others | written).items())),
     )
     part = folder / f"{m.MANIFEST_FILE}.part"
     part.write_bytes(m.encode(bound))
     part.replace(folder / m.MANIFEST_FILE)
     return bound
+
+
+@contextmanager
+def _tokenizer_of(model: Path, folder: Path) -> Iterator[list[str]]:
+    """Puts the model's tokenizer, if it has one, in the place of the described one's after the body; its files in the
+    bundle. One that has no form here is refused before the body."""
+    staging = folder / STAGING
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir()
+        found = write_tokenizer(model, staging)
+        files = [path.relative_to(staging) for path in sorted(staging.rglob("*")) if path.is_file() and found]
+        yield [(TOKENIZER / path).as_posix() for path in files]
+        if found:
+            shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
+            staging.rename(folder / TOKENIZER)
+    except OSError as error:
+        raise RequestError(f"{folder}: cannot be written ({error})") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _same(folder: Path, source: Path, want: dict[str, object], got: dict[str, object]) -> None:
@@ -109,7 +138,7 @@ def _write(folder: Path, npu: m.GraphSet, reads: Mapping[str, Callable[[], Tenso
     index = read_index(folder / npu.index)
     target = folder / npu.weights
     # Under its final name in its own folder: the index knows the file by that name.
-    staging = target.parent / ".binding"
+    staging = target.parent / STAGING
     staging.mkdir(exist_ok=True)
     try:
         write_npu_weights(staging / target.name, index, lambda name: reads[name]())

@@ -20,6 +20,8 @@ from draftwood.errors import BundleError, CheckpointError, RequestError
 from draftwood.manifest import Manifest, encode, read_manifest
 from draftwood.runtime.bundle import Bundle
 
+TEACHER = Path(__file__).parents[2] / "fixtures" / "teacher"
+
 
 @pytest.fixture(scope="module")
 def request_(pangu_request: BuildRequest) -> BuildRequest:
@@ -98,14 +100,18 @@ def test_weights_bound_later_are_those_copied(
         bind(folder, tiny_source, tiny_source / "heads")
 
 
-@pytest.fixture
-def unbound(copied: tuple[Path, Manifest], tmp_path: Path) -> Path:
-    """The bundle as it is before its weights are bound."""
-    folder, manifest = tmp_path / "unbound", copied[1]
-    shutil.copytree(copied[0], folder, ignore=shutil.ignore_patterns("weights.bin"))
+def without_weights(bundle: Path, folder: Path) -> Path:
+    """A copy of a bundle as it is before its weights are bound."""
+    manifest = read_manifest(bundle)
+    shutil.copytree(bundle, folder, ignore=shutil.ignore_patterns("weights.bin"))
     others = {name: file for name, file in manifest.files.items() if name != "npu/weights.bin"}
     (folder / "manifest.json").write_bytes(encode(msgspec.structs.replace(manifest, files=others)))
     return folder
+
+
+@pytest.fixture
+def unbound(copied: tuple[Path, Manifest], tmp_path: Path) -> Path:
+    return without_weights(copied[0], tmp_path / "unbound")
 
 
 def test_end_tokens_are_those_of_the_bound_checkpoint(unbound: Path, tiny_source: Path, tmp_path: Path) -> None:
@@ -117,6 +123,21 @@ def test_end_tokens_are_those_of_the_bound_checkpoint(unbound: Path, tiny_source
     bind(unbound, model, model / "heads")
     teacher = Bundle.open(unbound).manifest.teacher
     assert set(teacher.eos) == {*described, 4, 7} == set(teacher.config["eos"]) and teacher.bos == teacher.config["bos"]
+
+
+def test_the_tokenizer_is_that_of_the_bound_checkpoint(unbound: Path, tiny_source: Path, tmp_path: Path) -> None:
+    """A description may have none, or that of a model of the same sizes with another chat template."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_source, model)
+    shutil.copyfile(TEACHER / "tokenizer.json", model / "tokenizer.json")
+    assert not read_manifest(unbound).tokenizer
+    for folder, template in ((unbound, "first"), (tmp_path / "again", "second")):
+        if folder != unbound:
+            without_weights(unbound, folder)
+        (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        assert bind(folder, model, model / "heads").tokenizer
+        assert Bundle.open(folder).manifest.files["tokenizer/tokenizer.json"].bytes
+        assert template in (folder / "tokenizer" / "tokenizer_config.json").read_text()
 
 
 def test_linked_weights_are_used_where_they_lie(
