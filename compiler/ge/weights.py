@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
-from draftwood.manifest import DAMAGED, GraphSet
+from draftwood.manifest import DAMAGED, File, GraphSet, list_file
 
 ALIGNMENT = 512  # what GE demands of a combined file, for its DMA
 
@@ -45,12 +45,14 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dtype: Dtype | None = None
 
 
-class WeightIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class WeightIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The whole index, ``npu/weights.json``; ``bytes`` is the size of the weights file."""
 
     dtype: Dtype
     bytes: Offset
     constants: dict[str, Constant]
+    # The checkpoint's own files that weights are used in, by their paths.
+    linked: dict[str, File] = {}
 
 
 def plan_weights(
@@ -77,7 +79,8 @@ def plan_weights(
         )
         if name not in linked:
             at += -(-length // ALIGNMENT) * ALIGNMENT
-    return WeightIndex(dtype=_name(dtype), bytes=at, constants=constants)
+    files = {str(file): list_file(file) for file in sorted({file for file, _ in linked.values()})}
+    return WeightIndex(dtype=_name(dtype), bytes=at, constants=constants, linked=files)
 
 
 def _name(dtype: torch.dtype) -> Dtype:
@@ -114,8 +117,10 @@ def map_npu_weights(folder: Path, index: WeightIndex) -> dict[str, Tensor]:
     """Weights as views of a memory map; ``folder`` is the bundle's ``npu`` folder.
 
     Raises:
-        BundleError: the weights are not there, or their file is too short.
+        BundleError: the weights are not there, or their file is too short, or a file of the checkpoint has changed.
     """
+    for path, file in index.linked.items():
+        _check_linked(Path(path), file)
     maps: dict[str, np.memmap] = {}
     values = {}
     for name, constant in index.constants.items():
@@ -132,6 +137,21 @@ def map_npu_weights(folder: Path, index: WeightIndex) -> dict[str, Tensor]:
                 f"{folder / constant.location}: {name} does not fit its bytes ({error}); build it again"
             ) from error
     return values
+
+
+def _check_linked(path: Path, built: File) -> None:
+    """BundleError if weights that stayed in the checkpoint would be read next to others of another one."""
+    try:
+        same = list_file(path) == built
+    except OSError as error:
+        raise BundleError(
+            f"{path}: cannot be read ({error}); put the checkpoint back, or build the bundle again"
+        ) from None
+    if not same:
+        raise BundleError(
+            f"{path}: has changed since the bundle was built, which reads weights there (--weights link); put the file"
+            " back, or build the bundle again"
+        )
 
 
 def _map(path: Path, folder: Path) -> np.memmap:

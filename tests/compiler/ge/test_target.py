@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from draftwood.compiler.bundle.binding import bind
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
-from draftwood.compiler.ge.weights import map_npu_weights, read_index
+from draftwood.compiler.ge.weights import map_npu_weights, plan_weights, read_index
 from draftwood.errors import BundleError, CheckpointError, RequestError
 from draftwood.manifest import Manifest, encode, read_manifest
 from draftwood.runtime.bundle import Bundle
@@ -151,6 +151,20 @@ def test_linked_weights_are_used_where_they_lie(
     assert index.bytes < whole.bytes
     found, wanted = map_npu_weights(folder / "npu", index), map_npu_weights(copied[0] / "npu", whole)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_linked_weights_of_a_changed_checkpoint_are_refused(tmp_path: Path) -> None:
+    """The others, which were copied, are still those of the checkpoint that was there."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(range(64)))
+    index = plan_weights({"w": (8,)}, torch.bfloat16, "weights.bin", {}, {"w": (file, 16)})
+    assert map_npu_weights(tmp_path, index)["w"].view(torch.uint8).tolist() == [*range(16, 32)]
+    file.write_bytes(bytes(range(1, 65)))
+    with pytest.raises(BundleError, match=r"model\.safetensors: has changed since the bundle was built"):
+        map_npu_weights(tmp_path, index)
+    file.unlink()
+    with pytest.raises(BundleError, match="put the checkpoint back"):
+        map_npu_weights(tmp_path, index)
 
 
 def test_weights_of_another_model_are_refused(
