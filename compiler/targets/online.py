@@ -22,13 +22,14 @@ from draftwood.compiler.ge.forms import argument
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.sameness import same_as_proved
 from draftwood.compiler.ge.texts import texts_step
-from draftwood.compiler.ge.torchair_bridge import compile_step, decomposed, device_of
+from draftwood.compiler.ge.torchair_bridge import compile_step, decomposed, device_of, devices
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.steps.rebuild import rebuild
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, bundle_wholes, required_set
 from draftwood.compiler.targets.staging import HostInputs, HostOutputs
+from draftwood.environment import cann_version
 from draftwood.errors import BundleError
 from draftwood.files import cache_home
 from draftwood.manifest import GraphSignature, Manifest, TensorSignature
@@ -95,7 +96,7 @@ class TorchairExecutor:
         proved = Graph.load(self.folder / signature.file)
         step.compiled = compile_step(
             step,
-            compile_cache(self.folder, self.manifest, signature, self.rank),
+            compile_cache(self.folder, self.manifest, signature, self.rank, chip_of(self.device)),
             self.eagerly,
             lambda definition: same_as_proved(
                 definition, step.constants, proved, f"{self.folder}: graph {signature.name}"
@@ -222,12 +223,18 @@ def host(value: Tensor) -> NDArray:
     return (value.float() if value.is_floating_point() else value).cpu().numpy()
 
 
-def compile_cache(folder: Path, manifest: Manifest, signature: GraphSignature, rank: int = 0) -> Path:
-    """The folder of a compiled step, named by everything that goes into it. torchair's own key covers the module's
-    structure and its options, but neither code nor weights."""
+def chip_of(device: torch.device) -> str:
+    """The name of an NPU's chip; "" for a CPU."""
+    return "" if device.type == "cpu" else str(devices().get_device_name(device))
+
+
+def compile_cache(folder: Path, manifest: Manifest, signature: GraphSignature, rank: int = 0, chip: str = "") -> Path:
+    """The folder of a compiled step, named by everything that goes into it: GE's result is for one chip, and of one
+    release of CANN. torchair's own key covers the module's structure and its options, but neither code nor weights."""
     npu, files = required_set(folder, manifest, "ge", rank), manifest.files
     if npu.weights not in files:
         raise BundleError(f"{folder}: no weights are bound; run draftwood bind {folder} MODEL")
     packages = {name: importlib.metadata.version(name) for name in ("torch", "torch_npu")}
-    content = [files[signature.file].sha256, files[npu.weights].sha256, *map("=".join, packages.items())]
+    made_by = {**packages, "cann": cann_version() or "", "chip": chip}
+    content = [files[signature.file].sha256, files[npu.weights].sha256, *map("=".join, made_by.items())]
     return cache_home() / "draftwood" / "npu" / hashlib.sha256("\n".join(content).encode()).hexdigest()[:32]

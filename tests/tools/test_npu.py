@@ -117,7 +117,9 @@ def test_speculation_on_the_npus_graphs_changes_no_token(npu_bundle: Path, tempe
 
 
 @needs_converters
-def test_other_weights_never_meet_a_compiled_step(npu_bundle: Path) -> None:
+def test_other_weights_chips_and_releases_never_meet_a_compiled_step(
+    npu_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import msgspec
 
     from draftwood.compiler.targets.online import compile_cache
@@ -128,6 +130,10 @@ def test_other_weights_never_meet_a_compiled_step(npu_bundle: Path) -> None:
     graph, files = npu.graphs[0], bundle.manifest.files
     other = msgspec.structs.replace(bundle.manifest, files=files | {npu.weights: File(bytes=0, sha256="0" * 64)})
     assert compile_cache(bundle.folder, bundle.manifest, graph) != compile_cache(bundle.folder, other, graph)
+    (tmp_path / "version.cfg").write_text("runtime_running_version=[9.1.0:9.1.0]\n")
+    here = {compile_cache(bundle.folder, bundle.manifest, graph, chip=chip) for chip in ("", "Ascend910B3")}
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert len(here) == 2 and compile_cache(bundle.folder, bundle.manifest, graph) not in here
     unbound = msgspec.structs.replace(bundle.manifest, files={n: d for n, d in files.items() if n != npu.weights})
     with pytest.raises(BundleError, match="no weights are bound; run draftwood bind"):
         compile_cache(bundle.folder, unbound, graph)
