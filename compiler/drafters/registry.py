@@ -57,12 +57,16 @@ def kind_named(name: str) -> Kind:
 
 def kind_of(path: Path) -> Kind:
     """The kind that recognises a folder or file; CheckpointError if none does."""
-    config = (path if path.is_dir() else path.parent) / "config.json"
-    fields: dict[str, Any] = read_json(config) if config.is_file() else {}
+    fields = _fields(path if path.is_dir() else path.parent)
     for kind in _kinds.values():
         if kind.model.recognises(path, fields):
             return kind
     raise CheckpointError(f"{path}: no drafter; expected {', or '.join(kind.layout for kind in _kinds.values())}")
+
+
+def _fields(folder: Path) -> dict[str, Any]:
+    config = folder / "config.json"
+    return read_json(config) if config.is_file() else {}
 
 
 def open_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
@@ -73,12 +77,13 @@ def open_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
 def describe_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
     """The drafter that config.json describes, without its weights, which may be absent.
 
-    For a kind whose network depends on its tensors, their headers and the map of the vocabulary are read.
+    For a kind whose network depends on its tensors, and of a file or a folder without config.json, the tensors' headers
+    and the map of the vocabulary are read.
 
     Raises:
-        CheckpointError: the folder holds no drafter, or it does not fit the teacher.
+        CheckpointError: there is no drafter, or it does not fit the teacher.
     """
-    fields = read_json(path / "config.json")
+    fields = _fields(path)
     for kind in _kinds.values():
         if kind.model.described_by in fields:
             return kind.model.describe(path, teacher)

@@ -14,7 +14,7 @@ from draftwood.compiler.drafters.kind import MEDUSA
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
 from draftwood.compiler.drafters.medusa.model import MedusaModel
 from draftwood.compiler.drafters.medusa.network import MedusaConfig
-from draftwood.compiler.drafters.registry import describe_drafter, kind_of
+from draftwood.compiler.drafters.registry import describe_drafter, kind_of, open_drafter
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError
 
@@ -149,3 +149,10 @@ def test_heads_that_are_there_describe_themselves(tmp_path: Path, teacher: Check
     assert describe_drafter(tmp_path, teacher).model == MedusaModel(MedusaConfig(2, 1, tied=True, bias=False))
     (tmp_path / "medusa_lm_head.safetensors").unlink()
     assert describe_drafter(tmp_path, teacher).model == MedusaModel(MedusaConfig(5, 1, tied=False))
+
+
+@pytest.mark.parametrize("named", ["", "medusa_lm_head.safetensors"])
+def test_heads_without_config_are_described(tmp_path: Path, teacher: Checkpoint, named: str) -> None:
+    """A folder with the file alone, or the file: as every command takes it."""
+    save_file({f"{i}.0.linear.weight": torch.zeros(H, H) for i in range(2)}, tmp_path / "medusa_lm_head.safetensors")
+    assert describe_drafter(tmp_path / named, teacher).model == open_drafter(tmp_path / named, teacher).model
