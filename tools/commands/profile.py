@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from draftwood.compiler.drafters.registry import kind_named, kinds, names, open_drafter
+from draftwood.compiler.drafters.registry import describe_drafter, kind_named, kinds, names
 from draftwood.errors import RequestError
 from draftwood.manifest import MANIFEST_FILE, MOST_TEXTS
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
@@ -176,7 +176,7 @@ def parse_drafter(text: str, teacher: Path) -> tuple[DraftCost, bool]:
 
     (name, *sizes), int8, cost = text.split(":"), False, None
     if (path := resolve(text)).exists():
-        model = open_drafter(path, Checkpoint.open(teacher)).model
+        model = describe_drafter(path, Checkpoint.describe(teacher)).model
         int8 = bool(model.quantised)
         if (known := kind_named(model.kind).cost) is not None:
             cost = known.of_config(model.config)

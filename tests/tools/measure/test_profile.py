@@ -215,6 +215,13 @@ def test_a_folder_of_heads_is_read(tiny_teacher: Path, tiny_heads: Path) -> None
     assert (facts["levels"], facts["blocks"], facts["tied"]) == (2, 1, True)
 
 
+def test_drafters_of_a_teacher_without_weights(tiny_config: Path, tiny_heads: Path, tiny_eagle3: Path) -> None:
+    """A model of a step reads sizes alone, also those of a drafter's folder."""
+    for name, folder in (("medusa", tiny_heads), ("eagle3", tiny_eagle3)):
+        assert profile_command.parse_drafter(str(folder), tiny_config)[0].facts["kind"] == name
+    assert profile_command.parse_drafter("shape:medusa-5", tiny_config)[0].facts["levels"] == 5
+
+
 def test_a_folder_of_a_cascade_is_read(tiny_teacher: Path, tiny_drafters: dict[str, Path]) -> None:
     """Its layers' own widths count, not the teacher's."""
     folder = tiny_drafters["fasteagle"]
