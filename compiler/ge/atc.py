@@ -5,8 +5,10 @@ Option names and defaults: the ATC guide of GE's open source (docs/zh/user_guide
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
+
+from draftwood.manifest import File
 
 # The usual chip, as Ascend/pytorch spells it (torch_npu/csrc/core/npu/NpuVariables.cpp).
 SOC = "Ascend910B3"
@@ -34,11 +36,14 @@ def atc_command(air: str, soc: str, packed: bool = False) -> list[str]:
     ]
 
 
-def atc_script(airs: Iterable[str], packed: bool = False) -> str:
+def atc_script(airs: Iterable[str], packed: bool = False, linked: Mapping[str, File] | None = None) -> str:
     """A shell script that compiles every graph for the usual chip, or for the one that ``SOC_VERSION`` names.
 
-    The last file that it writes names the bundle of the ``.om`` files; the engine that runs them reads it.
+    ATC reads ``linked`` weights in the checkpoint's own files, which must be those of the build. The last file that the
+    script writes names the bundle of the ``.om`` files; the engine that runs them reads it.
     """
+    same = [f"{file.sha256}  {path}" for path, file in (linked or {}).items()]
+    changed = "the checkpoint has changed since the bundle was built: put its files back, or build the bundle again"
     lines = [
         "#!/bin/sh",
         "# Compiles every graph of this folder with CANN's ATC; needs the chip's ops package, not the chip.",
@@ -46,6 +51,8 @@ def atc_script(airs: Iterable[str], packed: bool = False) -> str:
         "command -v atc >/dev/null || {",
         '    echo "$0: atc is not on the path; source CANN\'s set_env.sh first" >&2; exit 1',
         "}",
+        *(["sha256sum -c - >/dev/null <<'FILES' || {", *same, "FILES"] if same else []),
+        *([f'    echo "$0: {changed}" >&2; exit 1', "}"] if same else []),
         "rm -rf om; mkdir om",
         *(" ".join(atc_command(air, "${SOC_VERSION:-" + SOC + "}", packed)) for air in airs),
         "sha256sum ../manifest.json > om/manifest.sha256",

@@ -103,7 +103,7 @@ class GeTarget(Target):
                 graphs.append(graph)
                 used |= operators
         if lowering.ranks == 1:  # ATC compiles no graph with collectives for these chips
-            script = atc_script([graph.file for graph in graphs], bool(lowering.config.packed))
+            script = atc_script([graph.file for graph in graphs], bool(lowering.config.packed), index.linked)
             (lowering.folder / FOLDER / "atc.sh").write_text(script)
         return tuple(
             m.GraphSet(

@@ -1,9 +1,12 @@
 """Bundles with NPU graphs: their content, with weights, without, and with weights bound later."""
 
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from draftwood.compiler.bundle.binding import bind
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.ge.atc import atc_script
 from draftwood.compiler.ge.weights import map_npu_weights, plan_weights, read_index
 from draftwood.errors import BundleError, CheckpointError, RequestError
 from draftwood.manifest import Manifest, encode, read_manifest
@@ -159,7 +163,16 @@ def test_linked_weights_of_a_changed_checkpoint_are_refused(tmp_path: Path) -> N
     file.write_bytes(bytes(range(64)))
     index = plan_weights({"w": (8,)}, torch.bfloat16, "weights.bin", {}, {"w": (file, 16)})
     assert map_npu_weights(tmp_path, index)["w"].view(torch.uint8).tolist() == [*range(16, 32)]
+    script, tools = tmp_path / "atc.sh", tmp_path / "tools"
+    script.write_text(atc_script(["npu/draft.air"], linked=index.linked))
+    tools.mkdir()
+    (tools / "atc").write_text("#!/bin/sh\n")
+    (tools / "atc").chmod(0o755)
+    path = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    started = partial(subprocess.run, ["sh", script], env=path, capture_output=True, text=True)
+    assert "has changed" not in started().stderr
     file.write_bytes(bytes(range(1, 65)))
+    assert "atc.sh: the checkpoint has changed since the bundle was built" in started().stderr
     with pytest.raises(BundleError, match=r"model\.safetensors: has changed since the bundle was built"):
         map_npu_weights(tmp_path, index)
     file.unlink()
