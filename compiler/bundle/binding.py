@@ -62,7 +62,7 @@ def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         )
     if (manifest.drafter is None) != (drafter is None):
         raise RequestError(
-            f"--drafter: the bundle {'has no drafter; leave it out' if drafter else 'has a drafter; name its folder'}"
+            f"DRAFTER: the bundle {'has no drafter; leave it out' if drafter else 'has a drafter; name its folder'}"
         )
     head = bool(manifest.teacher.config["quantised"])
     form: Precision = "exact" if not manifest.packed else "nbits-head" if head else "nbits"
