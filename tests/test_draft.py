@@ -164,6 +164,8 @@ def test_extras_can_be_asked_for(clone: Clone) -> None:
         ("run BUNDLE --engine=openvino-npu --prompt x", "openvino"),
         ("run BUNDLE --engine eager --prompt x", "build"),
         ("build demo --target onnx,ge --out BUNDLE", "build,npu"),
+        ("make demo --device ascend-910b3 --out BUNDLE", "build,npu"),
+        ("profile demo --device ascend-910b3 --out TIMES", "build"),
     ],
 )
 def test_engines_and_targets_bring_what_they_need(clone: Clone, line: str, extras: str) -> None:

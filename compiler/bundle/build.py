@@ -47,6 +47,8 @@ def build(
     with staged(out) as folder, _few_collections():
         tokenizer = _copy_tokenizer(request.model, folder)  # first: one that has no form here is refused soon
         request, sources = _fitting(request)
+        for name in request.targets:
+            TARGETS[name].check_installed()  # before the graphs of another target are made
         sampling = usual_sampling(request.model)
         graph_sets = tuple(s for name in request.targets for s in _lower(name, folder, request, sources, progress))
         _write_trees(folder, request.trees)

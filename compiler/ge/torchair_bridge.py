@@ -53,7 +53,7 @@ _MESSAGES = "torchair._ge_concrete_graph.ge_ir_by_protoc_3_19_pb2"
 @cache
 def ge_ir() -> Any:
     """The protobuf messages of GE graphs (``ModelDef``, ``GraphDef``, ``OpDef``), without the rest of torchair."""
-    path = _package() / "_ge_concrete_graph" / "ge_ir_by_protoc_3_19_pb2.py"
+    path = torchair_folder() / "_ge_concrete_graph" / "ge_ir_by_protoc_3_19_pb2.py"
     if _MESSAGES in sys.modules:
         return sys.modules[_MESSAGES]
     spec = importlib.util.spec_from_file_location(_MESSAGES, path)
@@ -258,7 +258,8 @@ def decomposed(program: ExportedProgram) -> fx.GraphModule:
     return module
 
 
-def _package() -> Path:
+def torchair_folder() -> Path:
+    """torchair's folder; ModuleNotFoundError if there is none."""
     folder = torch_npu_folder()
     if folder is None:
         raise ModuleNotFoundError("torch_npu holds torchair's converters", name="torch_npu")
@@ -267,7 +268,7 @@ def _package() -> Path:
 
 @cache
 def _torchair() -> ModuleType:
-    package = _package()
+    package = torchair_folder()
     if cann_available():
         importlib.import_module("torch_npu")
         return _with_ours(importlib.import_module("torchair"))

@@ -20,7 +20,7 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.lowering import lower_to_ge
 from draftwood.compiler.ge.proofs import prove
 from draftwood.compiler.ge.texts import texts_step
-from draftwood.compiler.ge.torchair_bridge import decomposed, source_line
+from draftwood.compiler.ge.torchair_bridge import decomposed, source_line, torchair_folder
 from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index, write_npu_weights
 from draftwood.compiler.ranks.collectives import group_of
 from draftwood.compiler.steps.short import ShortStep, Unlike, shortened
@@ -55,6 +55,9 @@ class GeTarget(Target):
     name = "ge"
     modes = ("copy", "link", "none")
     splits = True
+
+    def check_installed(self) -> None:
+        torchair_folder()
 
     def precision(self, config: TeacherConfig) -> Storage:
         """The teacher's own type if the fused attention takes it, else bf16, which has fp32's range."""

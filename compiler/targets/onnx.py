@@ -38,6 +38,9 @@ class OnnxTarget(Target):
             return nbits(FP32)
         return w8a8(FP32) if config.quantised else FP32
 
+    def check_installed(self) -> None:
+        """They are imported with this file."""
+
     def check(self, precision: Storage) -> None:
         types = precision.types
         if {precision.plain, types.activations, types.caches} != {"float32"}:

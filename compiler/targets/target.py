@@ -68,6 +68,10 @@ class Target(ABC):
     splits: ClassVar[bool] = False
 
     @abstractmethod
+    def check_installed(self) -> None:
+        """Raises ModuleNotFoundError if a package is missing that its graphs are made with."""
+
+    @abstractmethod
     def precision(self, config: TeacherConfig) -> Storage:
         """The default storage for a teacher."""
 

@@ -28,6 +28,9 @@ class Listing(Target):
     def precision(self, config: TeacherConfig) -> Storage:
         return BF16
 
+    def check_installed(self) -> None:
+        pass
+
     def check(self, precision: Storage) -> None:
         pass
 

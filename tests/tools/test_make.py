@@ -12,6 +12,7 @@ from typing import IO, get_args
 
 import pytest
 
+from draftwood.compiler.ge import torchair_bridge
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.conversion import Precision, in_precision
 from draftwood.compiler.teachers.precisions import precisions
@@ -265,6 +266,20 @@ def test_the_drafter_in_eight_bits_is_tried_beside_what_was_chosen(
     assert ran == ["nbits", "nbits-int8-drafter"] * 2
     assert main(["make", *map(str, line), str(tmp_path / "c"), "--precision", "best", "--device", "ascend-910b3"]) == 2
     assert "chooses by what this machine measures" in capsys.readouterr().err
+
+
+def test_a_device_that_nothing_here_lowers_for_is_refused_before_anything_is_counted(
+    tiny_teacher: Path, prompts: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torchair_bridge, "torch_npu_folder", lambda: None)
+    built = ["build", str(tiny_teacher), "--tree", "plain", "--kv", "256", "--target", "onnx,ge"]
+    made = ["make", str(tiny_teacher), "--prompts", str(prompts), "--kv", "256", "--device", "ascend-910b3"]
+    for line in (built, made):
+        assert main([*line, "--out", str(tmp_path / "b")]) == 2
+        said = f"{line[0]} needs torch_npu, which is not installed: pip install 'draftwood[npu]'"
+        assert capsys.readouterr().err == f"draftwood: error: {said}\n"
+    assert not list(tmp_path.glob("b*"))
 
 
 def test_a_stopped_choice_goes_on_and_is_shown(

@@ -154,7 +154,8 @@ def _absolute(name: str) -> str:
 
 def _check(args: argparse.Namespace) -> list[Prompt]:
     """The prompts. Before anything is made: RequestError if options do not go together or something is missing that
-    a later stage needs, CheckpointError for a wrong MODEL."""
+    a later stage needs, ModuleNotFoundError if that is a package, CheckpointError for a wrong MODEL."""
+    from draftwood.compiler.targets.registry import TARGETS
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve
     from draftwood.tools.making.needs import COPIES, check_prompts, check_room, fitting
@@ -169,6 +170,8 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
         raise RequestError("--int8-drafter: its steps are not modelled for a --device; leave one of the two out")
     if args.batch_size < 1:
         raise RequestError(f"--batch-size {args.batch_size}: expected 1 or more")
+    if args.device:
+        TARGETS["ge"].check_installed()
     prompts = read_prompts(args.prompts, MOST)
     if (count := len({prompt.conversation for prompt in prompts})) < JUDGES:
         raise RequestError(f"--prompts: {count} conversations; expected at least {JUDGES}; one of them judges")
