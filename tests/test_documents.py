@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import pytest
 
+from draftwood.compiler.drafters.registry import kinds
 from draftwood.environment import torch_npu_installed
 from draftwood.tests import fixtures
 from draftwood.tests.gguf_files import save_gguf
@@ -314,6 +315,13 @@ def test_the_files_that_the_architecture_names_exist() -> None:
     named = set(re.findall(r"`((?:trees|kernels|compiler|runtime|tools|tests)/[\w/]*(?:\.py|/))`", text))
     assert len(named) > 10
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+def test_the_pages_name_every_drafter_that_is_modelled_and_every_graph_of_a_cpu() -> None:
+    modelled = (DOCS / "latency-model.md").read_text(encoding="utf-8")
+    assert [k.name for k in kinds() if k.cost_source and f"`{k.name}{k.cost_sizes}`" not in modelled] == []
+    listed = (DOCS / "bundle-format.md").read_text(encoding="utf-8")
+    assert [name for name in ("step", "grouped", "bitwise", "extend") if f"onnx/{name}.onnx" not in listed] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)

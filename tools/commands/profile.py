@@ -53,10 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of the teacher, as for build: {', '.join(PRECISIONS)}; several are timed in turns",
     )
     parser.add_argument(
-        "--rows", metavar="T[,T...]", help="row counts besides the bundle's trees'; of a model, instead of 1 to 64"
+        "--rows", metavar="T[,T...]", help="row counts besides the bundle's trees'; with --device, instead of 1 to 64"
     )
     parser.add_argument(
-        "--kv", metavar="C[,C...]", help="KV lengths in slots (default: the bundle's; of a model, 1024 to 8192)"
+        "--kv",
+        metavar="C[,C...]",
+        help="KV lengths in slots (default: the bundle's; 1024 for a MODEL; with --device, 1024 to 8192)",
     )
     parser.add_argument("--batch-size", metavar="B[,B...]", help="sequences a launch (default: 1)")
     parser.add_argument(
