@@ -34,7 +34,8 @@ from draftwood.trees.calibration_file import write_calibration
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.name != "README.md")
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", DOCS / "README.md", *PAGES]
+CARD = ROOT / "tools" / "demo" / "MODEL_CARD.md"
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", DOCS / "README.md", CARD, *PAGES]
 INFOS = {"sh", "sh npu", "sh slow", "sh long", "sh device", "sh setup", "python", "json", "text"}
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMES = [[name] for name in cli.COMMANDS] + [[]]
