@@ -181,14 +181,13 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Raises:
             TreeError: the table has no step that large.
         """
-        steps = self._at(slots, texts)
-        padded = next((size for size in steps if size >= rows), None)
-        if padded is None:
-            raise TreeError(
-                f"latency table: no step of {rows} rows at KV length {slots}; it goes up to {max(steps)} rows;"
-                " profile again with more --rows"
-            )
-        return steps[padded].seconds
+        return self._step(rows, slots, texts).seconds
+
+    def length(self, rows: int, slots: int, texts: int = 1) -> int:
+        """Tokens of the text that `step_s` of the same step holds for: those it was timed after if only filled slots
+        are read, and the KV length otherwise, or if the entry does not say."""
+        filled = self._step(rows, slots, texts).filled if self.kv_read == "filled" else 0
+        return filled or slots
 
     def draft_s(self, depth: int, width: int, texts: int = 1) -> float:
         """Seconds of one whole draft of `depth` levels with `width` candidates per node, for `texts` texts.
@@ -223,6 +222,16 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def from_json(cls, text: str, where: str = "latency table") -> LatencyTable:
         """The table in `text`, as `to_json` writes it; TreeError, beginning with `where`, for anything else."""
         return read_form(text, cls, LATENCY_FORMAT, LATENCY_VERSION, where)
+
+    def _step(self, rows: int, slots: int, texts: int) -> LatencyEntry:
+        steps = self._at(slots, texts)
+        padded = next((size for size in steps if size >= rows), None)
+        if padded is None:
+            raise TreeError(
+                f"latency table: no step of {rows} rows at KV length {slots}; it goes up to {max(steps)} rows;"
+                " profile again with more --rows"
+            )
+        return steps[padded]
 
     def _padded(self, texts: int) -> int:
         """The number of texts of the smallest graphs that hold ``texts``."""

@@ -227,7 +227,8 @@ def _names(shapes: Sequence[GearShape], gears: Sequence[Gear], trees: Trees) -> 
 
 
 def _times(gears: Sequence[Gear], trees: Trees, table: LatencyTable) -> Iterable[StepTime]:
-    """The step time of each gear, by number of texts and by each KV length of the table that the texts fill."""
+    """The step time of each gear, by number of texts and by the length of text that each KV length of the table tells
+    of."""
     topologies = {tree.name: topology for topology, tree in trees.items()}
     for gear, texts in itertools.product(gears, table.texts):
         tree = topologies[gear.tree]
@@ -235,7 +236,8 @@ def _times(gears: Sequence[Gear], trees: Trees, table: LatencyTable) -> Iterable
         if shape.rows > max(table.rows(gear.slots, texts)):
             continue
         for slots in (slots for slots in table.slots if slots <= gear.slots):
-            yield StepTime(gear=gear.name, length=slots, us=round(step_us(table, shape, slots), 3), texts=texts)
+            length, us = table.length(shape.rows, slots, texts), round(step_us(table, shape, slots), 3)
+            yield StepTime(gear=gear.name, length=length, us=us, texts=texts)
 
 
 def _cost(chosen: _Chosen, names: Sequence[str], heldout: Contexts, table: LatencyTable, limits: Limits) -> Cost:

@@ -1,5 +1,6 @@
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -90,6 +91,15 @@ def test_gears_are_planned_for_the_least_time_per_token():
     # Fewer gears are never faster.
     one_more = [make_plan(TEXTS, Limits(nodes=15, gears=n), COSTS).cost.us_per_token for n in (1, 2, 3)]
     assert one_more == sorted(one_more, reverse=True)
+
+
+def test_step_times_are_of_the_texts_that_steps_were_timed_after():
+    """A measured step reads its text alone, half as long as the KV length; a static graph reads all slots."""
+    entries = [msgspec.structs.replace(entry, filled=entry.slots // 2) for entry in COSTS.entries]
+    for kv_read, lengths in (("filled", {128, 256}), ("static", {256, 512})):
+        costs = msgspec.structs.replace(COSTS, kv_read=kv_read, entries=tuple(entries))
+        times = make_plan(TEXTS, Limits(nodes=15, gears=3), costs).planning.times
+        assert {time.length for time in times if time.gear == "plain-kv512"} == lengths
 
 
 def sorted_gears(plan):
