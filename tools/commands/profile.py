@@ -232,16 +232,24 @@ def _measured(folder: Path, args: argparse.Namespace) -> LatencyTable:
 
 
 def _times(opened: Sequence[Bundle], args: argparse.Namespace, rounds: int | None = None) -> list[LatencyTable]:
+    from draftwood.runtime.engines.bitwise import BitwiseEngine
+    from draftwood.runtime.engines.choice import host_engine
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.threads import default_threads, share_threads
+
+    def engine(bundle: Bundle) -> CpuEngine:
+        """The one that decodes from the bundle on this machine's processor."""
+        kind = BitwiseEngine if host_engine(bundle) == "bitwise" else CpuEngine
+        return kind(_widened(bundle, max(rows, default=1)))
 
     rows = parse_rows(args.rows) if args.rows else ()
     texts = parse_texts(args.batch_size) if args.batch_size else (1,)
     share_threads()
-    engines = [CpuEngine(_widened(bundle, max(rows, default=1))) for bundle in opened]
+    engines = [engine(bundle) for bundle in opened]
     most = min(engine.max_batch for engine in engines)
     if texts[-1] > most:
-        raise RequestError(f"--batch-size {args.batch_size}: {opened[0].folder} has graphs for at most {most}")
+        by = "; engine bitwise, for trees that branch over rows in int8, takes one" if engines[0].bitwise else ""
+        raise RequestError(f"--batch-size {args.batch_size}: {opened[0].folder} has graphs for at most {most}{by}")
     bundled = {gear.slots for bundle in opened for gear in bundle.manifest.gears}
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted(bundled))
     if slots[-1] > (longest := max(bundled)):

@@ -70,10 +70,11 @@ def measure(
     bushy = set(rows)
     subjects = [[s for length in slots for s in _subjects(engine, bushy, length, texts)] for engine in engines]
     times = _time(engines, subjects, rounds, texts)
-    return [_table(engine.bundle, of_engine, threads) for engine, of_engine in zip(engines, times, strict=True)]
+    return [_table(engine, of_engine, threads) for engine, of_engine in zip(engines, times, strict=True)]
 
 
-def _table(bundle: Bundle, times: Times, threads: int) -> LatencyTable:
+def _table(engine: Engine, times: Times, threads: int) -> LatencyTable:
+    bundle = engine.bundle
     entries = [
         _entry("verify" if count > 1 else "decode", samples, rows=count, slots=length, filled=filled, texts=number)
         for (number, count, length, filled), samples in times.steps.items()
@@ -88,7 +89,7 @@ def _table(bundle: Bundle, times: Times, threads: int) -> LatencyTable:
         source="measured",
         kv_read="filled",
         entries=tuple(entries),
-        machine=_machine(threads),
+        machine=_machine(threads) | {"engine": "bitwise" if engine.bitwise else "cpu"},
         teacher={"name": bundle.folder.resolve().name, "digest": bundle.manifest.teacher.digest},
         drafter=msgspec.to_builtins(offered) if offered else {},
         notes=NOTES,

@@ -8,7 +8,8 @@ from draftwood.trees.latency import LatencyTable
 def table_text(table: LatencyTable) -> str:
     """The table for people: for each number of texts ms by rows and KV length, then the draft and the host."""
     machine = table.machine.get("device") or table.machine.get("model")
-    lines = [f"{table.source} on {machine}, ms a step"]
+    by = ", engine bitwise" if table.machine.get("engine") == "bitwise" else ""
+    lines = [f"{table.source} on {machine}{by}, ms a step"]
     for texts in table.texts:
         lines += [*([f"{texts} texts a launch"] if table.texts != (1,) else []), *_of_texts(table, texts)]
     return "\n".join([*lines, *table.notes])

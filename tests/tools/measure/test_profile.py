@@ -12,6 +12,7 @@ import pytest
 
 from draftwood.errors import UserError
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines import choice
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.tools.cli import main
 from draftwood.tools.commands import profile as profile_command
@@ -48,6 +49,20 @@ def test_a_bundle_is_measured(tiny_bundle: Path, tmp_path: Path, capsys: pytest.
     assert table.draft_s(2, 3) > 0 and table.host_s() > 0
     assert table.machine["threads"] >= 1 and table.drafter["kind"] == "medusa"
     assert table.teacher["digest"] == Bundle.open(tiny_bundle).manifest.teacher.digest
+
+
+@pytest.mark.parametrize("by", ["bitwise", "cpu"])
+def test_the_engine_that_decodes_from_a_bundle_times_its_steps(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Trees that branch over rows in int8 are decoded by the bitwise engine, whose steps take longer."""
+    monkeypatch.setattr(choice, "default_engine", lambda bundle: by)
+    ran: set[bool] = set()
+    honest = CpuEngine.verify
+    monkeypatch.setattr(CpuEngine, "verify", lambda self, *given: ran.add(self.bitwise) or honest(self, *given))
+    out = tmp_path / "l.json"
+    assert run(tiny_bundle, "--kv", "128", "--out", out) == 0
+    assert ran == {by == "bitwise"} and LatencyTable.from_json(out.read_text()).machine["engine"] == by
 
 
 def test_the_table_is_shown_to_people(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
