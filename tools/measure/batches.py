@@ -27,7 +27,7 @@ from draftwood.tools.measure.spread import spread
 from draftwood.tools.prompts import Prompt
 
 FAST = "speculative"
-# Turns of a round, by places: all but the last of them begin while others run.
+# Turns of a round at least, by places: all but the last of them begin while others run.
 TURNS_A_PLACE = 2
 # How long one way decodes before the other does.
 SLICE_SECONDS = 0.3
@@ -104,8 +104,8 @@ def bench_batches(
     ways = {PLAIN: Way(engine, plain), FAST: Way(engine, speculative)}
     rounds: list[tuple[list[PlainTurn], dict[str, Pass]]] = []
     decoded = _alone(ways[PLAIN], prompts, options)
-    for number in range(len(prompts) // (texts * TURNS_A_PLACE)):
-        group = list(islice(decoded, texts * TURNS_A_PLACE))
+    for number, turns in enumerate(_shares(len(prompts), len(prompts) // (texts * TURNS_A_PLACE))):
+        group = list(islice(decoded, turns))
         if not number:  # warms up
             side_by_side(ways, group, options, texts)
         passes = side_by_side(ways, group, options, texts, number)
@@ -117,6 +117,11 @@ def bench_batches(
         rounds.append((group, passes))
         _progress(rounds)
     return _report(engine, rounds, options, texts)
+
+
+def _shares(turns: int, rounds: int) -> list[int]:
+    """All turns, shared out evenly among the rounds."""
+    return [turns * (number + 1) // rounds - turns * number // rounds for number in range(rounds)]
 
 
 class _Texts:

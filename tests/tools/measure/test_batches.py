@@ -1,5 +1,6 @@
 """``bench --batch-size``: equal texts, and figures for every number of texts that was there."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.policy import Policies
 from draftwood.tools.commands.bench import _print_occupancies
-from draftwood.tools.measure.batches import bench_batches
+from draftwood.tools.measure.batches import _shares, bench_batches
 from draftwood.tools.prompts import Prompt
 
 TEXTS = 3
@@ -46,6 +47,15 @@ def test_what_was_chosen_is_told_for_every_number_of_texts(
         assert shares == pytest.approx(1.0) if one["speculative_steps"] else one["chosen"] == []
     _print_occupancies(report["occupancies"])
     assert "3: chain-2-kv128 100 %" in capsys.readouterr().out
+
+
+def test_every_prompt_has_its_turn(engine: CpuEngine) -> None:
+    """Also those that fill no round of their own."""
+    options = Options.of(max_new_tokens=4, ignore_eos=True)
+    more = [replace(prompt, id=f"{prompt.id}-{n}", conversation=f"{prompt.id}-{n}") for n in "ab" for prompt in PROMPTS]
+    ways = Policies(engine.bundle, "plain"), Policies(engine.bundle)
+    assert bench_batches(engine, more[:9], options, *ways, 2)["turns"] == 9
+    assert _shares(11, 2) == [5, 6] and _shares(4, 1) == [4]
 
 
 def test_answers_that_never_run_together_are_refused(engine: CpuEngine) -> None:
