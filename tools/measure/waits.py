@@ -98,8 +98,7 @@ def _long_prompt(engine: Engine, ids: Sequence[int], length: int, texts: int) ->
             reader.result()
     waits = [1e3 * (b - a) for moments in times for a, b in pairwise(moments) if b > began and a < ended]
     steps = [1e3 * (b - a) for moments in times for a, b in pairwise(moments) if b <= began]
-    launches = -(-length // engine.launches(engine.bundle.manifest.dims.context)[-1])
-    launch_ms, step_ms = trace.events[0].verify_us / 1e3 / launches, statistics.median(steps)
+    launch_ms, step_ms = trace.events[0].verify_us / 1e3 / _launches(engine, length), statistics.median(steps)
     return {
         "prompt_tokens": length,
         "texts": texts,
@@ -108,3 +107,9 @@ def _long_prompt(engine: Engine, ids: Sequence[int], length: int, texts: int) ->
         "step_ms": step_ms,
         "ratio": max(waits, default=0.0) / (launch_ms + step_ms),
     }
+
+
+def _launches(engine: Engine, length: int) -> int:
+    """How many launches read so many tokens; without a graph for prompts, one each."""
+    sizes = engine.launches(engine.bundle.manifest.dims.context + 1)
+    return -(-length // sizes[-1]) if sizes else length
