@@ -27,7 +27,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, SessionBindings
-from draftwood.runtime.engines.static import StaticEngine
+from draftwood.runtime.engines.static import StaticEngine, static_graphs
 from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.threads import pool_options
 
@@ -205,7 +205,7 @@ class HtpEngine(StaticEngine):
 
     def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
         _check_rows(bundle)
-        graphs = [graph for graph in bundle.manifest.graphs_of("onnx") if graph.static]
+        graphs = static_graphs(bundle)
         super().__init__(bundle, graphs, HtpExecutor(bundle, opening.threads))
 
     @property

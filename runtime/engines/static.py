@@ -135,11 +135,21 @@ class StaticEngine(Engine):
         raise BundleError(f"{self.bundle.folder}: no graph of {rows} rows at KV length {slots}; build it with --kv")
 
 
+def static_graphs(bundle: Bundle) -> list[GraphSignature]:
+    """The ONNX graphs of fixed sizes; BundleError if there are none."""
+    graphs = [graph for graph in bundle.manifest.graphs_of("onnx") if graph.static]
+    if not graphs:
+        raise BundleError(
+            f"{bundle.folder}: holds no ONNX graphs of fixed sizes; build it with --target onnx or onnx,ge"
+        )
+    return graphs
+
+
 class OnnxStaticEngine(StaticEngine):
     """The static ONNX graphs on onnxruntime: slower on a CPU than ``CpuEngine``, and for comparison. `sessions.session`
     says which sessions share one memory map of the weights.
     """
 
     def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
-        graphs = [graph for graph in bundle.manifest.graphs_of("onnx") if graph.static]
+        graphs = static_graphs(bundle)
         super().__init__(bundle, graphs, OnnxExecutor(bundle, opening.threads, sessions_in_memory(bundle)))

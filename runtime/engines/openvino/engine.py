@@ -13,7 +13,7 @@ from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.openvino.blobs import Blobs
 from draftwood.runtime.engines.registry import engine_kind
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor
-from draftwood.runtime.engines.static import StaticEngine
+from draftwood.runtime.engines.static import StaticEngine, static_graphs
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
 from draftwood.threads import counted_threads
 
@@ -115,7 +115,7 @@ class OpenVinoEngine(StaticEngine):
 
     def __init__(self, bundle: Bundle, opening: Opening = USUAL) -> None:
         device = OpenVinoDevice(opening.engine or "openvino", opening.threads)
-        graphs = [graph for graph in bundle.manifest.graphs_of("onnx") if graph.static]
+        graphs = static_graphs(bundle)
         super().__init__(bundle, graphs, OpenVinoExecutor(bundle, device))
 
     @property
