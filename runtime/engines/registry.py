@@ -193,6 +193,11 @@ def register(kind: EngineKind) -> None:
     _registered[kind.name] = kind
 
 
+def is_registered(name: str) -> bool:
+    """Whether this process has registered the engine: no other one knows it, nor what was proved of it."""
+    return name in _registered
+
+
 def engines() -> dict[str, EngineKind]:
     """All engines by name: ours in the order of this file, then those of other packages.
 

@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 
 from draftwood.errors import RequestError
+from draftwood.runtime import proving
+from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import registry
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.registry import ENGINES, EngineKind, engine_kind
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
@@ -79,6 +84,20 @@ def test_an_engine_of_another_package_is_one_registration(
     assert (found["kind"], found["proved here"]) == ("OtherEngine", 0)
     assert found["engines"][-1] == "other"
     assert "invalid choice: 'nine'" in found["refusal"] and "other" in found["refusal"]
+
+
+def test_an_engine_of_this_process_is_proved_here_at_every_opening(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of its own would know no such name, or the engine that was replaced."""
+    proved: list[Engine] = []
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(proving, "prove", proved.append)
+    monkeypatch.setattr(proving, "_prove_apart", lambda *given: pytest.fail("another process proves it"))
+    registry.register(EngineKind(name="cpu", help="another", source=CpuEngine, graph="step", quick=True))
+    for count in (1, 2):
+        proving.proved_engine(Bundle.open(tiny_bundle), Opening(engine="cpu", threads=1))
+        assert len(proved) == count
 
 
 @pytest.mark.parametrize("kind", ENGINES, ids=lambda kind: kind.name)
