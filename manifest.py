@@ -60,6 +60,9 @@ MOST_TEXTS = 32
 
 # Slots of a block of the caches that a graph of kind ``bitwise`` reads and writes.
 BLOCK_SLOTS = 64
+# Terms of a product of matrices that onnxruntime's kernels (MLAS) sum in one go. They are 256 open slots, for 64
+# columns; 128 blocks of settled text; 128 dimensions of a head.
+MOST_OPEN, MOST_BLOCKS, MOST_DIM = 256, 128, 128
 
 
 # How a number is kept, as torch and numpy spell it.
@@ -303,6 +306,19 @@ def heads_of_rank(heads: int, ranks: int) -> int:
 def of_rank(buffers: Iterable[TokenRows], ranks: int) -> tuple[TokenRows, ...]:
     """The part of the buffers that each of ``ranks`` devices keeps."""
     return tuple(msgspec.structs.replace(buffer, heads=heads_of_rank(buffer.heads, ranks)) for buffer in buffers)
+
+
+def past_bitwise(slots: int, rows: int, width: int) -> str:
+    """The size, of the longest text, the largest trees and a cache's rows, for which a graph of kind ``bitwise`` sums
+    in another order in a tree; empty if there is none."""
+    for what, got, most in (
+        ("KV length", slots, MOST_BLOCKS * BLOCK_SLOTS),
+        ("rows and depth of the largest trees", rows, MOST_OPEN - BLOCK_SLOTS),
+        ("width of a cache's rows", width, MOST_DIM),
+    ):
+        if got > most:
+            return f"{what} {got}; expected at most {most}, or sums are cut elsewhere in a tree"
+    return ""
 
 
 def settled_name(cache: str) -> str:

@@ -23,7 +23,7 @@ from draftwood.compiler.targets.target import Lowering, Progress
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.formats import has_tokenizer, usual_sampling, write_tokenizer
-from draftwood.errors import TreeError
+from draftwood.errors import RequestError, TreeError
 from draftwood.planned import LOOKUP
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
@@ -67,10 +67,19 @@ def _fitting(request: BuildRequest) -> tuple[BuildRequest, Sources]:
     check_fit(request, sources)
     if not any(tree.nodes for _, tree in request.shapes.drafted):
         sources = replace(sources, drafter=None)  # no step would ask it for anything
+    sizes, config = request.shapes.sizes(), sources.teacher.config
+    past = past_bitwise(config, max(request.slots), sizes.branch_rows + sizes.path_rows)
+    if request.bitwise and past:
+        raise RequestError(f"--bitwise: {past}; build with less, or leave it out")
     if not request.bitwise and _needs_bitwise(request, sources):
-        _check_alone(request, sources)
-        request = replace(request, bitwise=True)
+        _check_alone(request, sources, past)
+        request = replace(request, bitwise=not past)
     return request, sources
+
+
+def past_bitwise(config: TeacherConfig, slots: int, rows: int = 0) -> str:
+    """The size for which the bitwise step cannot hold its promise, up to a KV length; empty if there is none."""
+    return m.past_bitwise(slots, rows, max(buffer.width for buffer in config.buffers))
 
 
 @contextlib.contextmanager
@@ -91,9 +100,10 @@ def _needs_bitwise(request: BuildRequest, sources: Sources) -> bool:
     return bool(_branching(request)) and _rounds_rows(sources.teacher.config) and "onnx" in request.targets
 
 
-def chains_only(config: TeacherConfig, targets: Sequence[str], texts: int) -> bool:
-    """Whether no tree may branch: the bitwise step, which branching trees of rounded rows need, takes one text."""
-    return texts > 1 and tuple(targets) == ("onnx",) and _rounds_rows(config)
+def chains_only(config: TeacherConfig, targets: Sequence[str], texts: int, slots: int) -> bool:
+    """Whether no tree may branch: the bitwise step, which branching trees of rounded rows need, takes one text of some
+    sizes."""
+    return bool(texts > 1 or past_bitwise(config, slots)) and tuple(targets) == ("onnx",) and _rounds_rows(config)
 
 
 def _rounds_rows(config: TeacherConfig) -> bool:
@@ -104,14 +114,19 @@ def _branching(request: BuildRequest) -> list[str]:
     return [name for name, tree in request.trees if branches(tree.rows, tree.depth)]
 
 
-def _check_alone(request: BuildRequest, sources: Sources) -> None:
-    """Refuses graphs for several texts: the bitwise step takes one text a launch."""
-    texts = max((request.texts, *request.shapes.batches))
-    if chains_only(sources.teacher.config, request.targets, texts):
+def _check_alone(request: BuildRequest, sources: Sources, past: str) -> None:
+    """Refuses what the bitwise step does not take, for a CPU alone: several texts a launch, and sizes ``past`` its
+    own."""
+    texts, tree = max((request.texts, *request.shapes.batches)), _branching(request)[0]
+    of_rounded = f"tree {tree}: branches, and a CPU decodes such trees of a teacher in eight or four bits"
+    if request.targets != ("onnx",):
+        return
+    if texts > 1:
         raise TreeError(
-            f"tree {_branching(request)[0]}: branches, and a CPU decodes such trees of a teacher in eight or four bits"
-            f" one text a launch; for {texts} texts give chains (--tree chain:3), or build for one"
+            f"{of_rounded} one text a launch; for {texts} texts give chains (--tree chain:3), or build for one"
         )
+    if past:
+        raise TreeError(f"{of_rounded} bit by bit; {past}; give chains (--tree chain:3), or build with less")
 
 
 def _lower(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import BLOCK_SLOTS, settled_name
+from draftwood.manifest import BLOCK_SLOTS, past_bitwise, settled_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import MASKED, Before, CpuEngine, TextRows
 from draftwood.runtime.engines.opening import USUAL, Opening
@@ -20,10 +20,6 @@ from draftwood.runtime.speculation.block_cache import BlockKvCache
 from draftwood.runtime.speculation.kv_cache import KvCache
 
 # T new rows, O open slots, Z blocks that their tokens belong to
-
-# Terms of a product of matrices that onnxruntime's kernels (MLAS) sum in one go. They are 256 open slots, for 64
-# columns; 128 blocks of settled text; 128 dimensions of a head.
-MOST_OPEN, MOST_BLOCKS, MOST_DIM = 256, 128, 128
 
 
 class BitwiseEngine(CpuEngine):
@@ -95,15 +91,10 @@ def _refuse(bundle: Bundle) -> None:
     """Raises BundleError if the graph is missing, or the bundle has sizes that it cannot serve."""
     dims = bundle.manifest.dims
     if all(graph.name != "bitwise" for graph in bundle.manifest.graphs_of("onnx")):
-        raise BundleError(f"{bundle.folder}: has no graph for --bitwise; build it with --bitwise, or decode without")
-    blocks = max(gear.slots for gear in bundle.manifest.gears) // BLOCK_SLOTS
-    for what, got, most in (
-        ("KV length", blocks * BLOCK_SLOTS, MOST_BLOCKS * BLOCK_SLOTS),
-        ("rows and depth of the largest trees", dims.branch_rows + dims.path_rows, MOST_OPEN - BLOCK_SLOTS),
-        ("width of a cache's rows", max(rows.width for rows in bundle.manifest.teacher.buffers), MOST_DIM),
-    ):
-        if got > most:
-            raise BundleError(
-                f"{bundle.folder}: bitwise: {what} {got}; expected at most {most}, or sums are cut elsewhere in a tree;"
-                " build it with less, or decode without --bitwise"
-            )
+        raise BundleError(
+            f"{bundle.folder}: has no graph for --engine bitwise; build it with --bitwise, or take --engine cpu"
+        )
+    width = max(rows.width for rows in bundle.manifest.teacher.buffers)
+    longest = max(gear.slots for gear in bundle.manifest.gears)
+    if wrong := past_bitwise(longest, dims.branch_rows + dims.path_rows, width):
+        raise BundleError(f"{bundle.folder}: bitwise: {wrong}; build it with less, or take --engine cpu")

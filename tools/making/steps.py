@@ -71,7 +71,7 @@ def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     first, latency, plan = work / "first", work / "latency.json", work / "plan.json"
     counted = ("--prompts", str(work / COUNTED))
     shared = () if args.device else _texts(args)  # a device's times are modelled
-    chains = bool(shared) and _chains_only(args)
+    chains = not args.device and _chains_only(args)
     wide = ("--tree", _counting_tree(args, 1 if chains else CANDIDATES), "--kv", args.kv.split(",")[-1], *shared)
     yield _build(args, "first bundle", first, "has one wide tree, to count with", *wide)
     stats = work / "greedy.stats", work / "sampled.stats"
@@ -156,7 +156,8 @@ def _chains_only(args: argparse.Namespace) -> bool:
     from draftwood.compiler.bundle.build import chains_only
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.conversion import in_precision
+    from draftwood.tools.commands.build import parse_sizes
     from draftwood.tools.demo import resolve
 
     config = in_precision(Checkpoint.open(resolve(args.model)), args.precision).config
-    return chains_only(config, ("onnx",), args.batch_size)
+    return chains_only(config, ("onnx",), args.batch_size, max(parse_sizes("--kv", args.kv)))

@@ -1,6 +1,7 @@
 """``--bitwise``: a row's bits do not depend on its place in a tree, its neighbours, the length or the gears before."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,9 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 import draftwood
-from draftwood.compiler.bundle.build import build
+from draftwood import manifest as manifest_module
+from draftwood.compiler.bundle.build import _fitting, build, chains_only
 from draftwood.compiler.bundle.request import BuildRequest, check_request
-from draftwood.errors import BundleError, RequestError
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.manifest import BLOCK_SLOTS
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
@@ -200,21 +203,40 @@ def test_a_bundle_without_the_graph_is_refused(bundles: dict[str, Bundle]) -> No
     (graphs,) = bundle.manifest.graph_sets
     kept = tuple(graph for graph in graphs.graphs if graph.kind != "bitwise")
     manifest = msgspec.structs.replace(bundle.manifest, graph_sets=(msgspec.structs.replace(graphs, graphs=kept),))
-    with pytest.raises(BundleError, match="no graph for --bitwise; build it with --bitwise"):
+    with pytest.raises(
+        BundleError, match="no graph for --engine bitwise; build it with --bitwise, or take --engine cpu"
+    ):
         BitwiseEngine(Bundle(bundle.folder, manifest, bundle.trees, bundle.files, bundle.verified))
 
 
 @pytest.mark.parametrize("size", ["width", "branch_rows"])
 def test_sizes_that_cut_sums_elsewhere_are_refused(bundles: dict[str, Bundle], size: str) -> None:
-    bundle, replace = bundles["medusa"], msgspec.structs.replace
+    bundle, changed = bundles["medusa"], msgspec.structs.replace
     manifest = bundle.manifest
     if size == "width":
-        wide = tuple(replace(rows, width=256) for rows in manifest.teacher.buffers)
-        manifest = replace(manifest, teacher=replace(manifest.teacher, buffers=wide))
+        wide = tuple(changed(rows, width=256) for rows in manifest.teacher.buffers)
+        manifest = changed(manifest, teacher=changed(manifest.teacher, buffers=wide))
     else:
-        manifest = replace(manifest, dims=replace(manifest.dims, branch_rows=200))
+        manifest = changed(manifest, dims=changed(manifest.dims, branch_rows=200))
     with pytest.raises(BundleError, match=r"bitwise: .* expected at most 1"):
         BitwiseEngine(Bundle(bundle.folder, manifest, bundle.trees, bundle.files, bundle.verified))
+
+
+def test_such_sizes_are_refused_before_a_build(
+    quantised_teacher: Path, tiny_heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branching tree over rows in int8 brings the step by itself, and would make a bundle that does not open."""
+    monkeypatch.setattr(manifest_module, "MOST_BLOCKS", 1)
+    trees = (("plain", Topology.plain()), ("full", TREES["full"]))
+    asked = BuildRequest(model=quantised_teacher, drafter=tiny_heads, trees=trees, slots=(128,), prefill_rows=())
+    with pytest.raises(TreeError, match=r"tree full: branches, .*KV length 128; expected at most 64, .*give chains"):
+        build(asked, tmp_path / "bundle")
+    with pytest.raises(RequestError, match=r"--bitwise: KV length 128; expected at most 64, .*leave it out"):
+        build(replace(asked, bitwise=True), tmp_path / "bundle")
+    # Such a tree is an NPU's.
+    assert not _fitting(replace(asked, targets=("onnx", "ge")))[0].bitwise
+    config = Checkpoint.open(quantised_teacher).config
+    assert chains_only(config, ("onnx",), 1, 128) and not chains_only(config, ("onnx",), 1, 64)
 
 
 def test_opening_for_it(tiny_bundle: Path) -> None:
