@@ -115,13 +115,16 @@ class Times:
 
 
 def _subjects(engine: Engine, rows: set[int], slots: int, texts: Sequence[int] = (1,)) -> list[Subject]:
-    """The bundle's trees, one for each number of rows, and bushy ones of the other numbers, after the same caches."""
-    trees = {topology.rows: topology for topology, _ in engine.bundle.trees.values()}
-    trees |= {count: bushy(count) for count in rows - trees.keys()}
-    filled, needed = slots // 2, max(trees) + (STEPS + 1) * max(len(committed_path(tree)) for tree in trees.values())
+    """The bundle's trees, one for each number of rows, and bushy ones of the other numbers, after the same caches. If
+    each tree has a draft of its own, one for each number of rows and shape of a draft."""
+    shared = _ranks_levels(engine.bundle)
+    own = {(t.rows, *(() if shared else (t.depth, t.width))): t for t, _ in engine.bundle.trees.values()}
+    trees = [*own.values(), *map(bushy, rows - {tree.rows for tree in own.values()})]
+    most = max(tree.rows for tree in trees)
+    filled, needed = slots // 2, most + (STEPS + 1) * max(len(committed_path(tree)) for tree in trees)
     if filled + needed >= slots:
         raise RequestError(
-            f"--kv {slots}: too short to time steps of {max(trees)} rows behind {filled} tokens; expected at least"
+            f"--kv {slots}: too short to time steps of {most} rows behind {filled} tokens; expected at least"
             f" {2 * needed + 2}, or fewer --rows"
         )
     states = [engine.begin(slots) for _ in range(max(texts))]
@@ -138,7 +141,7 @@ def _subjects(engine: Engine, rows: set[int], slots: int, texts: Sequence[int] =
             gear=_drafting(engine.bundle, tree),
         )
         for count in texts
-        for _, tree in sorted(trees.items())
+        for tree in sorted(trees, key=lambda tree: tree.rows)
     ]
 
 

@@ -97,6 +97,15 @@ def test_steps_are_timed_in_the_state_of_a_real_text(tiny_bundle: Path, monkeypa
     assert len(times.drafts[1, 2, 10]) == 2 * 4  # plain decoding drafts nothing
 
 
+def test_every_draft_of_its_own_is_timed(tiny_draft_bundles: dict[str, Path]) -> None:
+    """Also if two trees have equally many rows: what no entry of a table offers is never planned."""
+    engine = CpuEngine(Bundle.open(tiny_draft_bundles["eagle3"]))
+    subjects = profile._subjects(engine, {7, 9}, 128)
+    assert [subject.topology.rows for subject in subjects] == [1, 7, 7, 9]
+    drafted = {(subject.topology.depth, subject.topology.width) for subject in subjects if subject.gear}
+    assert drafted == {(3, 2), (3, 3)}
+
+
 def test_texts_that_share_a_launch_are_timed_together(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
