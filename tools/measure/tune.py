@@ -1,9 +1,10 @@
-"""The one step timer: the time of a step on this machine, part by part, and of every gear of a bundle."""
+"""The step timers: the time of a step on this machine, part by part, and of every gear of a bundle as a whole."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -40,28 +41,23 @@ def time_step(
     engine: Engine,
     states: Sequence[SequenceState],
     gear: Gear | None,
-    verified: Sequence[Draft] = (),
-    path: Sequence[int] | None = None,
+    verified: Sequence[Draft],
+    path: Sequence[int],
 ) -> Spent:
-    """One step of texts in one launch. ``verified`` replaces the gear's draft, which is timed all the same.
-
-    ``path`` is committed, and without one the texts stay as they were.
-    """
+    """One step of texts in one launch, which commits ``path``. ``verified`` replaces the gear's draft, which is timed
+    all the same."""
     from draftwood.runtime.speculation.step import accept
 
     began = time.perf_counter_ns()
-    drafts = engine.draft(states, [gear] * len(states)) if gear else []
+    if gear:
+        engine.draft(states, [gear] * len(states))
     drafted = time.perf_counter_ns()
-    drafts = list(verified) or drafts
-    outputs = engine.verify(states, drafts)
+    outputs = engine.verify(states, verified)
     ran = time.perf_counter_ns()
-    for state, draft, output in zip(states, drafts, outputs, strict=True):
+    for state, draft, output in zip(states, verified, outputs, strict=True):
         state.branched(draft.tokens_T, output.features_RF)
         accept(state, draft, output.logits_RV.__getitem__)
-        if path is None:
-            state.rollback(state.length)
-        else:
-            state.commit(path)
+        state.commit(path)
     took = time.perf_counter_ns()
     return Spent((drafted - began) / 1e3, (ran - drafted) / 1e3, (took - ran) / 1e3)
 
@@ -75,25 +71,11 @@ def in_rounds(visit: Callable[[], None], least: int, seconds: float) -> int:
     return rounds
 
 
-def time_gears(engine: Engine, texts: Sequence[tuple[Gear, int]], seconds: float) -> dict[tuple[str, int], Spent]:
-    """Medians for every gear after a text of a length, gears in turns, so that a drift meets all of them."""
-    caches = {key: filled(engine, *key) for key in sorted({(gear.slots, length) for gear, length in texts})}
-    spent: dict[tuple[str, int], list[Spent]] = {(gear.name, length): [] for gear, length in texts}
-
-    def visit() -> None:
-        for gear, length in texts:
-            row = [time_step(engine, [caches[gear.slots, length]], gear) for _ in range(IN_A_ROW)]
-            spent[gear.name, length] += row[1:]
-
-    in_rounds(visit, LEAST_ROUNDS, seconds)
-    return {key: Spent(*np.median(np.array(times), axis=0).tolist()) for key, times in spent.items()}
-
-
-def time_batches(
+def time_gears(
     engine: Engine, texts: Sequence[tuple[Gear, int]], count: int, seconds: float
 ) -> dict[tuple[str, int], float]:
-    """Median microseconds for every gear of the steps that ``count`` texts of a length share: as a decoding takes
-    them, commits and all, each after the last one's."""
+    """Median microseconds for every gear of the steps that ``count`` texts of a length share, gears in turns, so that a
+    drift meets all of them: as a decoding takes them, in its launches, commits and all, each after the last one's."""
     keys = sorted({(gear.slots, length) for gear, length in texts})
     caches = {key: [filled(engine, *key) for _ in range(count)] for key in keys}
     spent: dict[tuple[str, int], list[float]] = {(gear.name, length): [] for gear, length in texts}
@@ -102,14 +84,14 @@ def time_batches(
         for gear, length in texts:
             states = caches[gear.slots, length]
             _go_back(states, length)
-            row = [_batch_us(engine, states, gear, length) for _ in range(IN_A_ROW)]
+            row = [_step_us(engine, states, gear, length) for _ in range(IN_A_ROW)]
             spent[gear.name, length] += row[1:]
 
     in_rounds(visit, LEAST_ROUNDS, seconds)
     return {key: float(np.median(times)) for key, times in spent.items()}
 
 
-def _batch_us(engine: Engine, states: Sequence[SequenceState], gear: Gear, length: int) -> float:
+def _step_us(engine: Engine, states: Sequence[SequenceState], gear: Gear, length: int) -> float:
     """One such step; texts that have no room for it go back to their beginning."""
     if not all(state.kv.room(_rows(engine, gear)) for state in states):
         _go_back(states, length)
@@ -140,16 +122,14 @@ def tune(engine: Engine, seconds: float, batches: Sequence[int] = ()) -> list[St
     """Times of a step of every gear, after texts of two lengths, measured for about ``seconds``. As long again for
     every number of texts in ``batches`` that share a launch."""
     texts = [(gear, length) for gear in engine.bundle.manifest.gears for length in _lengths(engine, gear)]
-    times = time_gears(engine, texts, seconds)
-    return [
-        *(StepTime(gear=name, length=length, us=round(sum(spent), 2)) for (name, length), spent in times.items()),
-        *_late(engine),
-        *(
+    alone, *shared = (
+        [
             StepTime(gear=name, length=length, us=round(us, 2), texts=count)
-            for count in batches
-            for (name, length), us in time_batches(engine, texts, count, seconds).items()
-        ),
-    ]
+            for (name, length), us in time_gears(engine, texts, count, seconds).items()
+        ]
+        for count in (1, *batches)
+    )
+    return [*alone, *_late(engine), *chain.from_iterable(shared)]
 
 
 def _rows(engine: Engine, gear: Gear) -> int:
@@ -167,9 +147,9 @@ def _late(engine: Engine) -> list[StepTime]:
     if gear is None or not manifest.drafter or not manifest.drafter.buffers:
         return []
     length = min(2 * LATE, gear.slots // 2)
-    late, late_seconds = length // 2, []
+    late, late_us = length // 2, list[float]()
     for _ in range(LEAST_ROUNDS + 2):
         state = filled(engine, gear.slots, length - late)
         engine.prefill(state, np.zeros(late, np.int64))
-        late_seconds.append(sum(time_step(engine, [state], gear)))
-    return [StepTime(gear=gear.name, length=length, us=round(float(np.median(late_seconds)), 2), late=late)]
+        late_us.append(_step_us(engine, [state], gear, length))
+    return [StepTime(gear=gear.name, length=length, us=round(float(np.median(late_us)), 2), late=late)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from draftwood.runtime.policy import Gears, Learned
 from draftwood.runtime.tuned import keep_times, tuned_file, tuned_times
 from draftwood.tools.cli import main
 from draftwood.tools.commands import tune as tune_command
-from draftwood.tools.measure.tune import IN_A_ROW, LEAST_ROUNDS, time_batches, tune
+from draftwood.tools.measure.tune import IN_A_ROW, LEAST_ROUNDS, time_gears, tune
 
 
 def test_what_a_late_token_takes_is_timed_where_the_drafter_has_caches(tiny_bundles: dict[str, Path]) -> None:
@@ -47,11 +48,26 @@ def test_steps_of_several_texts_are_timed_as_a_decoding_takes_them(
 
     monkeypatch.setattr(engine, "step", step)
     for gear in engine.bundle.manifest.gears:
-        found = time_batches(engine, [(gear, 20), (gear, gear.slots - 12)], 3, 0.0)
+        found = time_gears(engine, [(gear, 20), (gear, gear.slots - 12)], 3, 0.0)
         assert found.keys() == {(gear.name, 20), (gear.name, gear.slots - 12)} and min(found.values()) > 0
         lengths = seen[gear.name]
         assert len(lengths) == LEAST_ROUNDS * IN_A_ROW * 2 and all(len(one) == 3 for one in lengths)
         assert all(min(one) == 20 for one in lengths[:: 2 * IN_A_ROW]) and lengths[1] > lengths[0]
+
+
+def test_every_time_is_of_whole_steps(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one text: an engine may have other launches for them than for their parts, one by one."""
+    engine = CpuEngine(Bundle.open(tiny_bundle), Opening(threads=1))
+    seen, honest = Counter[tuple[str, int]](), engine.step
+
+    def step(states, gears):  # type: ignore[no-untyped-def]
+        seen[gears[0].name, len(states)] += 1
+        return honest(states, gears)
+
+    monkeypatch.setattr(engine, "step", step)
+    tune(engine, 0.0, (2,))
+    names = {gear.name for gear in engine.bundle.manifest.gears}
+    assert seen == dict.fromkeys(((name, count) for name in names for count in (1, 2)), 2 * LEAST_ROUNDS * IN_A_ROW)
 
 
 def test_tuned_times_are_kept_for_this_bundle_and_machine(
