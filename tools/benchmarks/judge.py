@@ -1,6 +1,6 @@
 """Problems with a known answer, and whether a text solves one: GSM8K's numbers and HumanEval's functions.
 
-A function that a model wrote is run, in a process of its own with limits of time, memory and the size of files. That
+A function that a model wrote is run, in a process of its own with limits of time, memory, and what it writes. That
 keeps accidents away and no attacker, so such problems belong on a machine where a stranger's program may run.
 """
 
@@ -13,11 +13,14 @@ import subprocess
 import sys
 import tempfile
 from functools import partial
+from pathlib import Path
 
 from draftwood.tools.prompts import Prompt
 
 # Seconds, bytes of memory and bytes of a file that a model's program may take.
 SECONDS, MEMORY, FILE_BYTES = 10, 2 << 30, 1 << 20
+# The program lies in a file: an argument of a command has to be shorter than some tests are.
+_RUN = "exec(compile(open('program', encoding='utf-8').read(), 'program', 'exec'))"
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.S)
 
@@ -60,20 +63,24 @@ def program(prompt: str, text: str, function: str, test: str) -> str:
 def passes(code: str) -> bool:
     """Whether a program runs to its end, within the limits."""
     word = secrets.token_hex(8)  # or a program that ends itself early would pass
-    with tempfile.TemporaryDirectory() as folder:
+    # What it prints goes to a file, whose size is limited: a loop may print gigabytes.
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as said:
         try:
+            (Path(folder) / "program").write_text(f"{code}\nprint({word!r})", encoding="utf-8")
             done = subprocess.run(
-                [sys.executable, "-I", "-c", f"{code}\nprint({word!r})"],
+                [sys.executable, "-I", "-c", _RUN],
                 cwd=folder,
                 env={},
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
+                stdout=said,
+                stderr=subprocess.DEVNULL,
                 timeout=SECONDS,
                 preexec_fn=partial(_limit, (SECONDS, MEMORY, FILE_BYTES)),
             )
-        except (subprocess.TimeoutExpired, ValueError):  # a program with a zero byte cannot be given
+        except (subprocess.TimeoutExpired, UnicodeEncodeError):  # half a character has no UTF-8
             return False
-    return done.returncode == 0 and done.stdout.endswith(f"{word}\n".encode())
+        said.seek(0)
+        return done.returncode == 0 and said.read().endswith(f"{word}\n".encode())
 
 
 def _limit(limits: tuple[int, int, int]) -> None:

@@ -53,11 +53,17 @@ def test_functions(text: str, right: bool) -> None:
         "x = bytearray(1 << 33)",
         "open('x', 'wb').write(bytes(1 << 22))",
         "import os; os._exit(0)",
+        "for _ in range(9): print('x' * (1 << 20))",
     ],
 )
 def test_a_program_beyond_its_limits_does_not_pass(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "SECONDS", 1)
     assert not passes(code)
+
+
+def test_a_test_may_be_longer_than_a_commands_argument() -> None:
+    """HumanEval+ has tests of a megabyte."""
+    assert passes(f"assert len({'x' * 200_000!r}) == 200_000")
 
 
 def test_a_program_has_what_stands_before_its_function() -> None:
