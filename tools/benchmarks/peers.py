@@ -35,13 +35,15 @@ def transformers_generate(model: Path, work: Path, threads: int, **options: Any)
 
     hide_torch_npu()
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     torch.set_num_threads(threads)
     file = gguf_file(model)
     where = {"gguf_file": file.name} if file else {}
     opened = AutoModelForCausalLM.from_pretrained(file.parent if file else model, dtype=torch.float32, **where).eval()
-    opened.generation_config.pad_token_id = 0  # nothing is padded; unset, it is warned of
+    # A publisher's generation_config.json may punish repetition or cut tokens off: of it only the end tokens count.
+    # Nothing is padded; unset, the token is warned of.
+    opened.generation_config = GenerationConfig(eos_token_id=opened.generation_config.eos_token_id, pad_token_id=0)
 
     def generate(ids: Sequence[int], count: int, temperature: float) -> list[int]:
         prompt = torch.tensor([list(ids)])
@@ -89,7 +91,9 @@ def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Gen
     def generate(ids: Sequence[int], count: int, temperature: float) -> list[int]:
         params = onnxruntime_genai.GeneratorParams(opened)
         how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
-        params.set_search_options(max_length=len(ids) + count, **({"do_sample": False} | how))
+        # Its configuration has what the publisher's generation_config.json says.
+        plain = {"do_sample": False, "repetition_penalty": 1.0}
+        params.set_search_options(max_length=len(ids) + count, **(plain | how))
         generator = onnxruntime_genai.Generator(opened, params)
         generator.append_tokens(list(ids))
         answer: list[int] = []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -128,6 +129,20 @@ def test_peers_read_the_teachers_own_file(tiny_teacher: Path, tmp_path: Path) ->
     assert file == tmp_path / "m.gguf" and config.eos == (1,)
     with pytest.raises(RequestError, match=r"reads GGUF files; expected MODEL\.gguf"):
         peers.read_gguf(tiny_teacher)
+
+
+def test_a_publishers_generation_config_changes_no_text_of_transformers(tiny_teacher: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    import torch
+
+    texts = []
+    for name, fields in (("plain", {}), ("punishing", {"repetition_penalty": 9.0, "do_sample": True, "top_p": 1e-3})):
+        shutil.copytree(tiny_teacher, tmp_path / name)
+        (tmp_path / name / "generation_config.json").write_text(json.dumps({"eos_token_id": 1} | fields))
+        generate = peers.transformers_generate(tmp_path / name, tmp_path, 1)
+        torch.manual_seed(0)
+        texts.append([list(generate([5, 6, 7], 8, temperature)) for temperature in (0.0, 1.0)])
+    assert texts[0] == texts[1]
 
 
 def test_llama_server_reads_a_gguf_checkpoint_or_is_missing(
