@@ -170,7 +170,7 @@ def test_a_bundle_without_a_chat_template_is_refused(tiny_bundle: Path, tmp_path
 
 
 class _Reasons:
-    """A model whose answers are those texts."""
+    """A model whose answers are those texts; an empty one is interrupted before it begins."""
 
     bundle = SimpleNamespace(tokenizer=None)
 
@@ -179,9 +179,17 @@ class _Reasons:
 
     def stream(self, messages: list[dict[str, str]], **asked: Any) -> Any:
         self.asked.append((messages, asked))
-        decoding = _Letters(self._texts.pop(0))
+        text = self._texts.pop(0)
+        decoding: Any = _Letters(text) if text else _Interrupted()
         decoding.prompt, decoding.result = [], None
         return decoding
+
+
+class _Interrupted:
+    """An answer that is interrupted before it begins."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise KeyboardInterrupt
 
 
 class _Letters(list):
@@ -192,6 +200,14 @@ class _Letters(list):
 def test_a_closed_input_has_ended(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path) -> None:
     monkeypatch.setattr("sys.stdin", None)
     assert main(["chat", str(tiny_bundle)]) == 0
+
+
+def test_an_interrupt_before_an_answer_leaves_no_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "form_of", lambda tokenizer: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    model = _Reasons("", "Yes.")
+    chat.Dialogue(cast(Any, model), {}).run()
+    assert [messages for messages, _ in model.asked] == [[{"role": "user", "content": line}] for line in ("one", "two")]
 
 
 def test_reasoning_is_told_from_the_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,17 +98,19 @@ class Dialogue:
         else:
             messages = [*self._messages, {"role": "user", "content": line}]
             try:
-                self._messages = [*messages, self._answer(messages)]
+                if answer := self._answer(messages):
+                    self._messages = [*messages, answer]
             except RequestError as error:  # too long by now, say; the conversation goes on without this turn
                 print(f"{error}\n/new begins anew", file=sys.stderr)
 
-    def _answer(self, messages: list[dict[str, str]]) -> dict[str, str]:
-        """Decodes and prints an answer; the message that it is, for the turns after it."""
+    def _answer(self, messages: list[dict[str, str]]) -> dict[str, str] | None:
+        """Decodes and prints an answer; the message that it is, for the turns after it, or None if an interrupt came
+        before its text: the model never answered nothing."""
         asked = {"policy": "plain" if self._plain else "adaptive", **self._options}
         if self._form is not None:
             asked["special_tokens"] = self._form.special
         decoding: Decoding | None = None
-        printed = Printed()
+        printed, stopped = Printed(), False
         try:  # an interrupt also stops the rendering of the chat
             decoding = self._model.stream(messages, **asked)
             reader = Reasoning(self._form)
@@ -118,9 +120,11 @@ class Dialogue:
                 printed.add(*reader.push(piece))
             printed.add(*reader.finish())
         except KeyboardInterrupt:
-            pass
+            stopped = True
         print(flush=True)
         _tell(decoding)
+        if stopped and not printed.answer:
+            return None
         reasoning = {"reasoning_content": printed.reasoning} if printed.reasoning else {}
         return {"role": "assistant", "content": printed.answer, **reasoning}
 
