@@ -1,7 +1,9 @@
 """build, check, run and bench from the command line, on a tiny teacher."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -263,6 +265,20 @@ def test_check_of_one_engine(tiny_bundle: Path, capsys: pytest.CaptureFixture[st
     static = {graph.name for graph in Bundle.open(tiny_bundle).manifest.graphs_of("onnx") if graph.kind != "step"}
     assert {c["graph"] for c in report["comparisons"]} >= {name for name in static if "prefill-" in name}
     assert report["mutations"] == report["mutations_caught"] > 10
+
+
+@pytest.mark.parametrize(("words", "name"), [([], "check-teacher"), (["--engine", "cpu"], "check-teacher-cpu")])
+def test_a_report_of_texts_is_named_by_its_engine(
+    words: list[str], name: str, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_bundle, tmp_path / "b", copy_function=os.link)
+    for path in (tmp_path / "b").glob("check*.json"):
+        path.unlink()
+    monkeypatch.setattr("draftwood.tools.reference.transformers.HfEngine.open", lambda *_: None)
+    monkeypatch.setattr("draftwood.runtime.engines.choice.open_engine", lambda *_: None)
+    monkeypatch.setattr("draftwood.tools.comparison.texts.check_texts", lambda *_: {"ok": True})
+    assert main(["check", str(tmp_path / "b"), "--teacher", str(tmp_path), "--json", *words]) == 0
+    assert [path.stem for path in (tmp_path / "b").glob("check*.json")] == [name]
 
 
 def test_check_fails_where_a_graph_computes_something_else(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

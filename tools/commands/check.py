@@ -57,15 +57,17 @@ def main(args: argparse.Namespace) -> int:
         print(json_text(report))
     else:
         _print(report)
-    _keep(report, args.bundle / (f"check-{args.engine}.json" if args.engine else "check.json"))
+    _keep(report, args, "check")
     return 0 if report["ok"] else 1
 
 
-def _keep(report: dict[str, Any], path: Path) -> None:
-    """Writes the report next to its subject, after it was printed; RequestError if the disk refuses."""
+def _keep(report: dict[str, Any], args: argparse.Namespace, name: str) -> None:
+    """Writes the report next to its subject, after it was printed, under a name of the engine that was asked for;
+    RequestError if the disk refuses."""
     from draftwood.errors import RequestError
     from draftwood.files import write_whole
 
+    path = args.bundle / f"{name}{f'-{args.engine}' if args.engine else ''}.json"
     try:
         write_whole(path, json_text(report, indent=1).encode() + b"\n")
     except OSError as error:
@@ -108,7 +110,7 @@ def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
     else:
         for report in reports:
             print_texts(report)
-    _keep({"ok": ok, "texts": reports}, bundle.folder / "check-teacher.json")
+    _keep({"ok": ok, "texts": reports}, args, "check-teacher")
     return 0 if ok else 1
 
 
