@@ -1,5 +1,6 @@
 """build, check, run and bench from the command line, on a tiny teacher."""
 
+import argparse
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.bitwise import BitwiseEngine
@@ -23,6 +25,7 @@ from draftwood.runtime.trace import Trace
 from draftwood.runtime.tuned import bundle_digest
 from draftwood.tests.checked import checked
 from draftwood.tools.cli import main
+from draftwood.tools.commands import deploy
 from draftwood.tools.commands.check import QUANTITIES
 from draftwood.tools.comparison import check as check_command
 from draftwood.tools.comparison.allowed import Allowed
@@ -302,6 +305,22 @@ def test_a_missed_fault_is_a_failure(tiny_bundle: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(check_command, "measured", lambda *_: (lax, lax))
     report = check(bundle, list(sample_prompts(bundle, None, 1)))
     assert all(c["ok"] for c in report["comparisons"]) and not report["ok"]
+
+
+@pytest.mark.parametrize(
+    ("words", "threads"), [(["--replicas", "1:4"], 2), (["--replicas", "2"], 4), (["other=B", "--replicas", "1:4"], 1)]
+)
+def test_deploy_shares_processors_out_among_all_replicas_that_there_may_be(
+    words: list[str], threads: int, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy, "default_threads", lambda: 8)
+    parser = argparse.ArgumentParser()
+    deploy.add_arguments(parser)
+    deployed = deploy._deployed(parser.parse_args([str(tiny_bundle), *words]), tiny_bundle)
+    assert deployed.threads == threads and deploy._enough({"a": deployed, "b": deployed}) == 8  # of one application
+    more = parser.parse_args([str(tiny_bundle), "--replicas", "1:4", "--threads", "3"])
+    with pytest.raises(RequestError, match="the engines need 12 processors, this machine has 8"):
+        deploy._enough({"a": deploy._deployed(more, tiny_bundle)})
 
 
 @pytest.mark.parametrize("line", ["{}", "[]", "not json", '{"prompt": 3}'])

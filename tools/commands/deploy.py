@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     if args.print:
         from draftwood.tools.cluster.application import config
 
-        print(json.dumps(config(list(deployed.values())), indent=2))
+        print(json.dumps(config(_applications(deployed)), indent=2))
         return 0
 
     def served(name: str, bundle: Path, metrics: ModelMetrics) -> ServedModel:
@@ -76,10 +76,15 @@ def _deployed(args: argparse.Namespace, bundle: Path) -> Deployed:
         texts=largest if largest > 1 else TEXTS_IN_TURNS,
         opening=opening_of(
             args,
-            threads=_shared_out(least * len(args.bundles)) if args.threads is None else args.threads,
+            threads=_shared_out(most * len(args.bundles)) if args.threads is None else args.threads,
             cache_bytes=serve.cache_bytes_of(args),
         ),
     )
+
+
+def _applications(deployed: dict[str, Deployed]) -> list[Deployed]:
+    """Each once: a bundle under two names is one application."""
+    return list({each.name: each for each in deployed.values()}.values())
 
 
 def _shared_out(engines: int) -> int:
@@ -88,8 +93,8 @@ def _shared_out(engines: int) -> int:
 
 
 def _enough(deployed: dict[str, Deployed]) -> int:
-    """The processors of this machine; RequestError if the replicas need more."""
-    needed = sum(application.replicas * application.threads for application in deployed.values())
+    """The processors of this machine; RequestError if the replicas need more when all of them run."""
+    needed = sum(each.most_replicas * each.threads for each in _applications(deployed))
     if needed > default_threads():
         raise RequestError(
             f"--replicas, --threads: the engines need {needed} processors, this machine has {default_threads()};"
