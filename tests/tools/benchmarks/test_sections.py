@@ -161,6 +161,19 @@ def test_a_text_of_ours_that_differs_beside_other_programs_is_a_difference() -> 
     assert found == {"tie": False, "key": "peers/0", "way": "draftwood tree"}
 
 
+def test_programs_that_not_every_row_has_are_named_and_not_compared() -> None:
+    """A run goes on where other programs are installed."""
+
+    def row(*names: str, **missing: str) -> dict:
+        figures = {"seconds": [1.0, 2.0], "tokens": 4, "agree": 4, "base": 4}
+        found = {"programs": dict.fromkeys(("draftwood one plain", *names), figures), "missing": missing}
+        return {"at": {"model": "m", "temperature": 0.0}, "found": found}
+
+    table, _, left = programs.show([row("gone", "kept"), row("new", "kept", gone="not installed")])
+    assert isinstance(table, Table) and [line[2] for line in table.lines] == ["draftwood one plain", "kept"]
+    assert left == "Missing: gone (not installed); new (not of every row)."
+
+
 def test_every_section_is_registered_under_its_own_name() -> None:
     assert all(section.name == name and section.question.endswith("?") for name, section in SECTIONS.items())
 

@@ -104,7 +104,9 @@ def _ids(task: Task, ask: SectionSettings, lab: Lab) -> list[int]:
 
 def show(rows: list[Row]) -> Iterator[Block]:
     """Tokens a second of every program and its agreement; ours over the best peer; and who is missing."""
-    groups = grouped(rows, "model", "temperature")
+    # A run may go on where fewer programs are installed, or more: compared are those that every row has.
+    common = set.intersection(*(set(row["found"]["programs"]) for row in rows))
+    groups = grouped([_only(row, common) for row in rows], "model", "temperature")
     programs = [[*at, *line] for at, group in groups.items() for line in _rates(group)]
     columns = ("model", "T", "program", "tokens/s (95 %)", "same text", "tokens before the first that differs")
     note = "Other programs round otherwise: a close decision may fall either way, and the text goes on from it."
@@ -114,9 +116,16 @@ def show(rows: list[Row]) -> Iterator[Block]:
         yield Table("Ours over others", ("model", "T", "ours", "over", "times as fast (95 %)"), over)
     if compiled := rows[-1]["found"].get("compiled"):
         yield f"llama.cpp was compiled with {compiled}."
-    missing = rows[-1]["found"]["missing"]
+    left = (name for row in rows for name in row["found"]["programs"] if name not in common)
+    missing = dict.fromkeys(left, "not of every row") | rows[-1]["found"]["missing"]
     if missing:
         yield "Missing: " + "; ".join(f"{name} ({why})" for name, why in missing.items()) + "."
+
+
+def _only(row: Row, programs: set[str]) -> Row:
+    """The row without other programs."""
+    kept = {name: figures for name, figures in row["found"]["programs"].items() if name in programs}
+    return row | {"found": row["found"] | {"programs": kept}}
 
 
 def _rates(rows: list[Row]) -> Iterator[tuple[str, Interval, str, str]]:
