@@ -174,6 +174,12 @@ def test_programs_that_not_every_row_has_are_named_and_not_compared() -> None:
     assert left == "Missing: gone (not installed); new (not of every row)."
 
 
+@pytest.mark.parametrize(("lengths", "got"), [((), "none"), ((8, 16), "8, 16")])
+def test_a_service_of_other_than_one_length_is_refused(lengths: tuple[int, ...], got: str) -> None:
+    with pytest.raises(RequestError, match=f"suite all: service takes prompts of one length, .+; got {got}"):
+        list(service.tasks(SectionSettings(texts=(1,), lengths=lengths), SUITE))
+
+
 def test_every_section_is_registered_under_its_own_name() -> None:
     assert all(section.name == name and section.question.endswith("?") for name, section in SECTIONS.items())
 

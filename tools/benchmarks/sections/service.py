@@ -34,7 +34,10 @@ SCHEMA = {
 
 
 def tasks(ask: SectionSettings, suite: Suite) -> Iterator[Task]:
-    """All bundles with so many clients at a time."""
+    """All bundles with so many clients at a time; RequestError if prompts are not of one length."""
+    if len(ask.lengths) != 1:
+        got = ", ".join(map(str, ask.lengths)) or "none"
+        raise RequestError(f"suite {suite.name}: {NAME} takes prompts of one length, say lengths = [64]; got {got}")
     for clients in ask.texts:
         yield Task(NAME, {"model": suite.model, "clients": clients})
 
