@@ -47,9 +47,10 @@ class StreamedAnswer:
     tokens: int
 
 
-def our_command(bundle: Path) -> list[str]:
+def our_command(bundle: Path, engine: str) -> list[str]:
     """Serves a bundle, without keeping caches: prompts come again in every round."""
-    return [sys.executable, "-P", "-m", "draftwood.tools.cli", "serve", f"demo={bundle}", "--no-prefixes"]
+    serve = [sys.executable, "-P", "-m", "draftwood.tools.cli", "serve", f"demo={bundle}"]
+    return [*serve, "--engine", engine, "--no-prefixes"]
 
 
 def llama_command(file: Path, clients: int, context: int) -> list[str]:

@@ -180,6 +180,10 @@ def test_a_service_of_other_than_one_length_is_refused(lengths: tuple[int, ...],
         list(service.tasks(SectionSettings(texts=(1,), lengths=lengths), SUITE))
 
 
+def test_the_service_runs_the_suites_engine() -> None:
+    assert "--engine static" in " ".join(served.our_command(Path("b"), "static"))
+
+
 def test_every_section_is_registered_under_its_own_name() -> None:
     assert all(section.name == name and section.question.endswith("?") for name, section in SECTIONS.items())
 

@@ -54,10 +54,10 @@ def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
 
 def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
     """Every server's load by round, in turns; of one client also the library's, and texts held to a JSON schema."""
-    bundles = {name: opened.engine.bundle for name, opened in _opened(ask, lab).items()}
-    bundle, clients, (length,) = next(iter(bundles.values())), task.at["clients"], ask.lengths
+    bundles = {name: (opened.engine.bundle, opened.runs) for name, opened in _opened(ask, lab).items()}
+    (bundle, engine), clients, (length,) = next(iter(bundles.values())), task.at["clients"], ask.lengths
     prompts, count = _prompts(bundle, lab, length, max(LEAST, TURNS * clients)), ask.max_new_tokens
-    commands = {name: served.our_command(opened.folder) for name, opened in bundles.items()}
+    commands = {name: served.our_command(opened.folder, runs) for name, (opened, runs) in bundles.items()}
     missing = served.why_missing(lab.suite.checkpoint)
     if not missing and (file := gguf_file(lab.checkpoint)):
         commands[served.LLAMA] = served.llama_command(file, min(clients, TEXTS), length + 2 * count)
@@ -68,7 +68,7 @@ def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
             served.load(server, prompts[:clients], clients, 8)
             takers[server.name] = partial(served.load, server, prompts, clients, count)
         if clients == 1:
-            model = open_.enter_context(draftwood.open(bundle.folder, prefixes=False))
+            model = open_.enter_context(draftwood.open(bundle.folder, engine=engine, prefixes=False))
             takers[LIBRARY] = partial(_library, model, prompts, count)
             takers[LIBRARY]()
         rounds = in_turns(takers, ask.rounds)
