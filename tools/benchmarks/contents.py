@@ -112,14 +112,14 @@ def _gains_of_lengths(rows: list[Row]) -> Iterable[Gain]:
 def _numbers(rows: list[Row], gains: list[Gain]) -> Iterable[Number]:
     texts = list(decoded(rows))
     if texts:
-        parted = list(differences(rows))
-        ties = sum(difference["tie"] for difference in parted)
-        wrong = len(parted) - ties
+        same = sum(text.figures["equal"] for text in texts)
+        ties = sum(text.figures.get("difference", {}).get("tie", False) for text in texts)
+        # Those of plain texts, of texts that shared launches and of ours beside other programs, too.
+        wrong = sum(not difference["tie"] for difference in differences(rows))
         says = f"of {len(texts)} texts are plain decoding's, token for token" + (
             f"; {ties} more by a tie" if ties else ""
         )
         says += f"; {wrong} are NOT" if wrong else ""
-        same = len(texts) - sum(not is_plain(difference["way"]) for difference in parted)
         yield Number("Is it exact?", f"{100 * same / len(texts):.1f} %", says)
     default = [gain for gain in gains if gain.way.endswith("adaptive")] or gains
     if default:

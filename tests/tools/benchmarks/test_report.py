@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as Canvas
 
 from draftwood.tools.benchmarks import draw
 from draftwood.tools.benchmarks.__main__ import main
-from draftwood.tools.benchmarks.contents import contents
+from draftwood.tools.benchmarks.contents import _numbers, contents
 from draftwood.tools.benchmarks.markdown import markdown
 from draftwood.tools.benchmarks.rows import FILE
 from draftwood.tools.benchmarks.sections.lengths_shown import adaptive_regret, break_even, cells_of
@@ -88,6 +88,17 @@ def test_a_running_folder_is_shown_as_such_and_a_prompt_cannot_steer_the_page(ti
     assert r"| a \\\| b &lt;script>alert(1)&lt;/script> !\[c](http://d) |" in text
     tables = [part for part in text.split("\n\n") if part.startswith("| ")]
     assert all(len({len(BARS.findall(row)) for row in table.splitlines()}) == 1 for table in tables)
+
+
+def test_exact_are_those_of_the_texts_that_are_counted() -> None:
+    """A difference of texts that shared launches is none of theirs, and one that is no tie is told."""
+    rows: list[Any] = [{"key": "a", "found": {"ways": {"plain": figures([1.0]), "tree": figures([1.0])}}}]
+    rows += [{"key": "b", "found": {"bench": {"differences": [{"tie": True}, {"tie": False}]}}}]
+    (exact,) = _numbers(rows, [])
+    assert (exact.value, exact.of) == (
+        "100.0 %",
+        "of 1 texts are plain decoding's, token for token; 1 are NOT",
+    )
 
 
 def test_what_cannot_be_reported_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
