@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
+from draftwood.tools.made_from import stamps_of
 
 if TYPE_CHECKING:
     from draftwood.compiler.teachers.config import TeacherConfig
@@ -67,11 +69,13 @@ def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Gen
     if gguf_file(model):
         raise RequestError("its builder looks for a GGUF file's tokenizer and configuration on a hub")
 
-    folder = work / f"genai-{model.name}{'' if precision == 'fp32' else f'-{precision}'}"
+    # Kept from run to run: another checkpoint may have the same name, and this one may change.
+    content = hashlib.sha256(json.dumps(stamps_of(model)).encode()).hexdigest()[:16]
+    folder = work / f"genai-{model.name}-{content}{'' if precision == 'fp32' else f'-{precision}'}"
     if not (folder / "genai_config.json").exists():
         arguments = [
             "-i",
-            str(gguf_file(model) or model),
+            str(model),
             "-o",
             str(folder),
             "-p",

@@ -5,6 +5,8 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -143,6 +145,25 @@ def test_a_publishers_generation_config_changes_no_text_of_transformers(tiny_tea
         torch.manual_seed(0)
         texts.append([list(generate([5, 6, 7], 8, temperature)) for temperature in (0.0, 1.0)])
     assert texts[0] == texts[1]
+
+
+def test_an_export_is_of_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports are kept, and two checkpoints may lie in folders of one name."""
+    exports, opened = list[str](), list[str]()
+
+    def export(command: list[str], **_: Any) -> None:
+        (folder := Path(command[command.index("-o") + 1])).mkdir()
+        (folder / "genai_config.json").write_text('{"model": {"decoder": {}}}')
+        exports.append(str(folder))
+
+    monkeypatch.setitem(sys.modules, "onnxruntime_genai", SimpleNamespace(Model=opened.append))
+    monkeypatch.setattr(peers.subprocess, "run", export)
+    for name in ("a", "b"):
+        (tmp_path / name / "model").mkdir(parents=True)
+        (tmp_path / name / "model/config.json").write_text(name)
+    for name in ("a", "b", "a"):
+        peers.genai(tmp_path / name / "model", tmp_path, 1)
+    assert len(exports) == 2 and opened == [*exports, exports[0]]
 
 
 def test_llama_server_reads_a_gguf_checkpoint_or_is_missing(
