@@ -64,3 +64,50 @@ def test_a_new_chat_during_an_answer_is_answered(server: Any, browser: Any) -> N
     expect(page.locator("#state")).to_have_text("ready", timeout=60000)
     assert faults == []
     page.close()
+
+
+def test_the_state_is_ready_again_after_trouble(server: Any, browser: Any) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    page = browser.new_page()
+    page.goto(server.url)
+    expect(page.locator("#state")).to_have_text("ready")
+    page.route("**/health", lambda route: route.abort())
+    expect(page.locator("#state")).to_have_text("the server does not answer")
+    page.unroute("**/health")
+    expect(page.locator("#state")).to_have_text("ready")
+    page.close()
+
+
+# Every answer is one word, and never ends.
+HALF = """() => {
+  const real = window.fetch;
+  window.asked = [];
+  window.fetch = (url, options) => {
+    if (!url.includes("completions")) return real(url, options);
+    window.asked.push(JSON.parse(options.body).messages);
+    const event = 'data: {"choices": [{"delta": {"content": "half"}}]}\\n\\n';
+    const start = (body) => {
+      body.enqueue(new TextEncoder().encode(event));
+      options.signal.addEventListener("abort", () => body.error(options.signal.reason));
+    };
+    return Promise.resolve(new Response(new ReadableStream({ start })));
+  };
+}"""
+
+
+def test_a_stopped_answer_stays_in_the_conversation(server: Any, browser: Any) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    page = browser.new_page()
+    page.goto(server.url)
+    expect(page.locator("#state")).to_have_text("ready")
+    page.evaluate(HALF)
+    for number, prompt in enumerate(("one", "two")):
+        page.fill("#prompt", prompt)
+        page.press("#prompt", "Enter")
+        expect(page.locator("#log .pair").nth(number)).to_contain_text("half")
+        page.click("#stop")
+        expect(page.locator("#state")).to_have_text("ready")
+    assert [(message["role"], message["content"]) for message in page.evaluate("asked[1]")] == [
+        *(("user", "one"), ("assistant", "half"), ("user", "two"))
+    ]
+    page.close()

@@ -12,7 +12,7 @@ function headers() {
 }
 
 function state(text) {
-  by("state").textContent = text;
+  if (by("state").textContent !== text) by("state").textContent = text;  // what is set is read aloud
 }
 
 async function models() {
@@ -35,7 +35,8 @@ async function occupancy() {
     const model = found.models[by("model").value] ?? Object.values(found.models)[0];
     by("occupancy").textContent = `${model.running}, ${model.waiting}`;
     if (found.status !== "ok") state(found.status);
-    else if (!by("model").options.length && !by("key").value) await models();
+    else if (by("model").options.length) state(abort ? "answering" : "ready");
+    else if (!by("key").value) await models();
   } catch {
     state("the server does not answer");
   }
@@ -76,22 +77,26 @@ async function* events(body, signal) {
   }
 }
 
-// Decodes one answer; returns its text and how many tokens a second it had.
+// Decodes one answer; returns its text and how many tokens a second it had. An error has the text that was there.
 async function answer(asked, policy, sampling, target, signal, onStep) {
   const body = { model: by("model").value, messages: asked, stream: true, stream_options: { include_usage: true },
     draftwood: { policy, steps: Boolean(onStep) }, ...sampling };
   let text = "", reasoning = "", began = 0, usage = null;
-  for await (const event of events(body, signal)) {
-    const delta = event.choices[0]?.delta;
-    if (delta?.content || delta?.reasoning_content) {
-      began ||= performance.now();
-      reasoning += delta.reasoning_content ?? "";
-      text += delta.content ?? "";
-      target.textContent = reasoning && text ? `${reasoning}\n\n${text}` : reasoning + text;
-      by("log").scrollTop = by("log").scrollHeight;
+  try {
+    for await (const event of events(body, signal)) {
+      const delta = event.choices[0]?.delta;
+      if (delta?.content || delta?.reasoning_content) {
+        began ||= performance.now();
+        reasoning += delta.reasoning_content ?? "";
+        text += delta.content ?? "";
+        target.textContent = reasoning && text ? `${reasoning}\n\n${text}` : reasoning + text;
+        by("log").scrollTop = by("log").scrollHeight;
+      }
+      if (onStep) for (const step of event.draftwood ?? []) onStep(step);
+      usage = event.usage ?? usage;
     }
-    if (onStep) for (const step of event.draftwood ?? []) onStep(step);
-    usage = event.usage ?? usage;
+  } catch (error) {
+    throw Object.assign(error, { text });
   }
   const seconds = (performance.now() - began) / 1000;
   return { text, reasoning, usage, rate: usage && seconds > 0 ? (usage.completion_tokens - 1) / seconds : 0 };
@@ -210,7 +215,9 @@ async function send() {
       by("same").textContent = second.text === first.text && second.reasoning === first.reasoning ? "Both texts are the same." : "The texts differ.";
     }
   } catch (error) {
-    if (chat.at(-1).role === "user") chat.pop();
+    // What is shown of an answer stays in the conversation; a message without an answer does not.
+    if (chat.at(-1).role === "user" && error.text) chat.push({ role: "assistant", content: error.text });
+    else if (chat.at(-1).role === "user") chat.pop();
     const told = line("server", "error");
     told.text.textContent = error.name === "AbortError" ? "stopped" : error.message;
     if (chat === messages) show(told.item);
