@@ -166,6 +166,11 @@ def test_extras_can_be_asked_for(clone: Clone) -> None:
         ("build demo --target onnx,ge --out BUNDLE", "build,npu"),
         ("make demo --device ascend-910b3 --out BUNDLE", "build,npu"),
         ("profile demo --device ascend-910b3 --out TIMES", "build"),
+        ("check BUNDLE --teacher demo", "build,reference"),
+        ("calibrate demo --workers 10.0.0.1:6379", "build,cluster,serve"),
+        ("inspect --json shape:qwen3-8b", "build"),
+        ("inspect model.gguf", "build"),
+        ("inspect /", "build"),
     ],
 )
 def test_engines_and_targets_bring_what_they_need(clone: Clone, line: str, extras: str) -> None:
@@ -202,7 +207,7 @@ def test_an_environment_stands_on_a_python_with_torch_npu(
     monkeypatch.setenv("ASCEND_HOME_PATH", npu_machine["ASCEND_HOME_PATH"])
     monkeypatch.syspath_prepend(npu_machine["PYTHONPATH"])
     monkeypatch.delitem(sys.modules, "torch_npu", raising=False)  # hidden from the tests
-    assert clone.module.needed(["build"]) == {"device"}
+    assert clone.module.needed(["build"]) == clone.module.needed(["check", "B", "--teacher", "demo"]) == {"device"}
     clone.module.new_environment(None)
     assert made[0][1:] == ("-m", "venv", str(clone.module.VENV), "--system-site-packages")
     monkeypatch.setattr(clone.module.sys, "prefix", "/an/environment")
@@ -213,6 +218,8 @@ def test_an_environment_stands_on_a_python_with_torch_npu(
 def test_what_is_no_flag_brings_nothing(clone: Clone) -> None:
     clone.run("run", "BUNDLE", "--prompt", "take --engine qnn", "--engine", "cpu")
     assert clone.installs() == ["--editable ."]
+    assert clone.module.needed(["inspect", "full:3x2"]) == set()
+    assert clone.module.needed(["calibrate", "demo", "--workers", "4"]) == {"build"}
 
 
 @pytest.mark.parametrize(
