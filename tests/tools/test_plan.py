@@ -4,16 +4,20 @@ import argparse
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from draftwood.errors import RequestError, TreeError
 from draftwood.tools.commands import plan
+from draftwood.tools.show.plan_pictures import _draw_optimum, _draw_stairs
 from draftwood.trees import parse_specs
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration, write_calibration
 from draftwood.trees.latency import LatencyEntry, LatencyTable
-from draftwood.trees.plan_file import parse_plan
+from draftwood.trees.plan_file import Stair, parse_plan
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -138,3 +142,13 @@ def test_a_file_that_is_named_twice_is_refused_and_kept(
     with pytest.raises(RequestError, match="is named twice; expected STATS, --latency and --out to be files of their"):
         run(*words.split())
     assert (stats.read_bytes(), latency.read_bytes()) == before and not (tmp_path / "plan").exists()
+
+
+def test_pictures_have_a_staircase_for_each_number_of_texts() -> None:
+    stairs = [Stair(texts=t, slots=128, rows=r, us=r, expected=1.0, us_per_token=r / t) for t in (1, 2) for r in (1, 4)]
+    cost: Any = SimpleNamespace(stairs=stairs, source="measured")
+    for draw in (_draw_stairs, _draw_optimum):
+        axes = Figure().subplots()
+        draw(axes, cost)
+        assert axes.get_legend_handles_labels()[1] == ["KV length 128", "KV length 128, 2 texts"]
+        assert all(patch.get_data().edges.tolist() == [0, 1, 4] for patch in axes.patches)

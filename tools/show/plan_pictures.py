@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from draftwood.tools.show.pictures import draw_picture
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from draftwood.trees.plan_file import Cost, Plan, PlannedTree
+    from draftwood.trees.plan_file import Cost, Plan, PlannedTree, Stair
 
 
 def draw_plan(plan: Plan, out: Path) -> list[Path]:
@@ -79,20 +80,25 @@ def _draw_gains(axes: Axes, plan: Plan) -> None:
     axes.legend(frameon=False, fontsize=7)
 
 
+def _staircases(cost: Cost) -> Iterator[tuple[str, list[Stair]]]:
+    """The stairs of each number of texts and KV length, by its name."""
+    for texts, slots in sorted({(stair.texts, stair.slots) for stair in cost.stairs}):
+        name = f"KV length {slots}" + (f", {texts} texts" if texts > 1 else "")
+        yield name, [stair for stair in cost.stairs if (stair.texts, stair.slots) == (texts, slots)]
+
+
 def _draw_stairs(axes: Axes, cost: Cost) -> None:
-    for slots in sorted({stair.slots for stair in cost.stairs}):
-        level = [stair for stair in cost.stairs if stair.slots == slots]
+    for name, level in _staircases(cost):
         edges = [0, *(stair.rows for stair in level)]
-        axes.stairs([stair.us / 1000 for stair in level], edges, baseline=None, label=f"KV length {slots}")
+        axes.stairs([stair.us / 1000 for stair in level], edges, baseline=None, label=name)
     axes.set(xlabel="rows, root counted", ylabel="ms a step", title=f"cost of a step, {cost.source}")
     axes.legend(frameon=False, fontsize=7)
 
 
 def _draw_optimum(axes: Axes, cost: Cost) -> None:
-    for slots in sorted({stair.slots for stair in cost.stairs}):
-        level = [stair for stair in cost.stairs if stair.slots == slots]
+    for name, level in _staircases(cost):
         best = min(level, key=lambda stair: stair.us_per_token)
         (line,) = axes.plot([s.rows for s in level], [s.us_per_token / 1000 for s in level], marker=".")
-        axes.plot(best.rows, best.us_per_token / 1000, "o", color=line.get_color(), label=f"KV length {slots}")
+        axes.plot(best.rows, best.us_per_token / 1000, "o", color=line.get_color(), label=name)
     axes.set(xlabel="rows, root counted", ylabel="ms a token", title="time per token; the ring is the least")
     axes.legend(frameon=False, fontsize=7)
