@@ -84,4 +84,9 @@ def _over(suite: Suite, args: argparse.Namespace) -> Suite:
             check_one_text({bundle: bundles[bundle] for bundle in ask.bundles}, name)
     if left := [name for name in suite.sections if name not in chosen.sections]:
         print(f"left out, for these bundles are not measured so: {', '.join(left)}", file=sys.stderr)
+    for name, ask in chosen.sections.items():
+        if long := [str(length) for length in suite.sections[name].lengths if length not in ask.lengths]:
+            print(f"{name}: left out, for they pass a bundle's context: lengths {', '.join(long)}", file=sys.stderr)
+        if not list(SECTIONS[name].tasks(ask, chosen)):
+            print(f"{name}: nothing to measure, by the suite's settings and the prompts", file=sys.stderr)
     return chosen

@@ -1,5 +1,6 @@
 """A run: rows of every task, a run that was stopped and goes on, a busy machine, runs merged."""
 
+import argparse
 import json
 import re
 import shutil
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from draftwood.errors import RequestError
-from draftwood.tools.benchmarks import busy, run
+from draftwood.tools.benchmarks import busy, evaluate, run
 from draftwood.tools.benchmarks.__main__ import main
 from draftwood.tools.benchmarks.named_bundles import read_bundles
 from draftwood.tools.benchmarks.record import read_record
@@ -104,6 +105,20 @@ def test_a_suite_that_makes_no_sense_is_one_line(
     assert main(["evaluate", "--suite", str(suite_file), "--out", str(tmp_path / "run")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line and not (tmp_path / "run").exists()
+
+
+def test_what_a_suite_does_not_measure_is_said(suite_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lengths that no bundle holds, and a section that makes no task of its settings."""
+    longer = suite_file.read_text().replace("[40, 60]", "[40, 60, 90000]")
+    suite_file.write_text(longer + "\n[sections.problems]\n")
+    parser = argparse.ArgumentParser()
+    evaluate.add_arguments(parser)
+    given = parser.parse_args(["--suite", str(suite_file), "--out", "unused"])
+    assert evaluate._over(read_suite(str(suite_file), SECTIONS), given).sections["lengths"].lengths == (40, 60)
+    assert capsys.readouterr().err.splitlines() == [
+        "lengths: left out, for they pass a bundle's context: lengths 90000",
+        "problems: nothing to measure, by the suite's settings and the prompts",
+    ]
 
 
 def test_a_folder_of_another_run_is_refused(
