@@ -72,7 +72,7 @@ def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     counted = ("--prompts", str(work / COUNTED))
     shared = () if args.device else _texts(args)  # a device's times are modelled
     chains = not args.device and _chains_only(args)
-    wide = ("--tree", _counting_tree(args, 1 if chains else CANDIDATES), "--kv", args.kv.split(",")[-1], *shared)
+    wide = ("--tree", _counting_tree(args, 1 if chains else CANDIDATES), "--kv", str(_longest(args)), *shared)
     yield _build(args, "first bundle", first, "has one wide tree, to count with", *wide)
     stats = work / "greedy.stats", work / "sampled.stats"
     for out, temperature in zip(stats, (0, SAMPLED), strict=True):
@@ -156,8 +156,11 @@ def _chains_only(args: argparse.Namespace) -> bool:
     from draftwood.compiler.bundle.build import chains_only
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.conversion import in_precision
-    from draftwood.tools.commands.build import parse_sizes
     from draftwood.tools.demo import resolve
 
     config = in_precision(Checkpoint.open(resolve(args.model)), args.precision).config
-    return chains_only(config, ("onnx",), args.batch_size, max(parse_sizes("--kv", args.kv)))
+    return chains_only(config, ("onnx",), args.batch_size, _longest(args))
+
+
+def _longest(args: argparse.Namespace) -> int:
+    return max(map(int, args.kv.split(",")))
