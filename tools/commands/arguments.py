@@ -29,7 +29,7 @@ _DECODING: dict[str, dict[str, Any]] = {
 }
 # How a bundle is opened: flags by name, of fields of `Opening`.
 _OPENING: dict[str, dict[str, Any]] = {
-    "threads": {"type": int, "metavar": "N", "help": "processors to use (default: all)"},
+    "threads": {"type": int, "metavar": "N", "help": "processors of an engine (default: all, shared out)"},
     "no-prefixes": {
         "dest": "prefixes",
         "action": "store_false",
