@@ -100,7 +100,7 @@ class TeacherFolder:
 
     @classmethod
     def has_tokenizer(cls, folder: Path) -> bool:
-        return any(any(folder.glob(name)) for name in ("tokenizer.json", SENTENCEPIECE, *_UNREAD))
+        return any(_files(folder, name) for name in ("tokenizer.json", SENTENCEPIECE, *_UNREAD))
 
     @classmethod
     def write_tokenizer(cls, model: Path, folder: Path) -> bool:
@@ -111,7 +111,7 @@ class TeacherFolder:
         elif (model / SENTENCEPIECE).is_file():
             write_sentencepiece(model, folder)
         else:
-            refuse(next(path for name in _UNREAD for path in model.glob(name)), "a tokenizer that has no form here")
+            refuse(next(path for name in _UNREAD for path in _files(model, name)), "a tokenizer that has no form here")
         write_templates(model, folder)
         return True
 
@@ -146,6 +146,11 @@ class TeacherFolder:
                 shutil.copyfile(path, folder / path.name)
         if (self.path / TEMPLATES).is_dir():
             shutil.copytree(self.path / TEMPLATES, folder / TEMPLATES)
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """The files of that name; a folder, or anything else that cannot be read like one, is none."""
+    return [path for path in folder.glob(pattern) if path.is_file()]
 
 
 def _has_another_head(entries: Mapping[str, Entry]) -> bool:

@@ -207,6 +207,13 @@ def test_what_has_no_form_is_one_line_with_the_way_out(fault: str, plain: bytes,
     assert "\n" not in str(one.value)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "tekken.json"])
+def test_a_folder_of_a_tokenizers_name_is_none(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    assert not has_tokenizer(tmp_path)
+    assert not write_tokenizer(tmp_path, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["vocab.json", "tekken.json", "qwen.tiktoken"])
 def test_a_tokenizer_in_another_file_alone_is_refused(name: str, tmp_path: Path) -> None:
     """A bundle without a tokenizer was built."""
