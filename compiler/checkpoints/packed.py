@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -189,12 +189,17 @@ def packed_matrices(
 
 
 def described_matrices(packing: Packing, layers: Mapping[str, Shape]) -> dict[str, PackedMatrix]:
-    """Packed matrices from a description without files, one for each of ``layers``.
+    """Packed matrices from a description without files, one for each of ``layers``; with zeros if it speaks of
+    asymmetric ones.
 
     Raises:
         CheckpointError: one does not divide into words and groups.
     """
-    return {name: _fitting(packing, name.rpartition(".")[0], shape, {}, frozenset()) for name, shape in layers.items()}
+    matrices, zeros = {}, packing.zeros if False in packing.symmetric else frozenset()
+    for name, shape in layers.items():
+        matrix = _fitting(packing, name.rpartition(".")[0], shape, {}, frozenset())
+        matrices[name] = replace(matrix, tensors=tuple(dict.fromkeys((*matrix.tensors, *sorted(zeros)))))
+    return matrices
 
 
 def _fitting(

@@ -12,6 +12,7 @@ from torch import Tensor
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.checkpoints.packing import packing_of
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.conversion import in_precision
 from draftwood.errors import CheckpointError
 from draftwood.tests.packed_checkpoints import LAYOUTS, Numbers, save_packed
 
@@ -109,6 +110,18 @@ def test_matrices_that_differ_from_the_rest(tiny_teacher: Path, tmp_path: Path) 
     assert (opened.packed[name.format("v")].bits, opened.packed[name.format("v")].groups) == (8, 1)
     assert torch.equal(opened.tensor(name.format("q")).double(), numbers[name.format("q")[:-7]].exact)
     assert f"{DOWN}.weight" not in opened.packed and opened.tensor(f"{DOWN}.weight").dtype == torch.float16
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_description_alone_tells_whether_a_packed_layer_has_zeros(
+    tiny_teacher: Path, tmp_path: Path, layout: str, symmetric: bool
+) -> None:
+    save_packed(tiny_teacher, tmp_path / "packed", layout, symmetric=symmetric)
+    forms = [
+        in_precision(of(tmp_path / "packed"), "nbits").config.packed for of in (Checkpoint.open, Checkpoint.describe)
+    ]
+    assert forms[0] == forms[1] and len(forms[0]) == 9
 
 
 # As these are published, with the fields that say nothing of the numbers.
