@@ -283,9 +283,9 @@ class Gptq(Packing):
         """Zeros of published files that call themselves v1 and are v2: the values of symmetric ones tell."""
         low, high = map(int, stored_GO.aminmax())
         half, most = 1 << (matrix.bits - 1), (1 << matrix.bits) - 1
+        if True in self.symmetric and low == high and low in (half - 1, half):
+            return torch.full_like(stored_GO, half)
         if False not in self.symmetric:
-            if low == high and low in (half - 1, half):
-                return torch.full_like(stored_GO, half)
             raise matrix.fail(
                 "qzeros",
                 f"holds {low} to {high}; expected {half - 1} (v1) or {half} (v2) everywhere, since the description says"

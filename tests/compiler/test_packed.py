@@ -70,8 +70,10 @@ def rewritten(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> No
 def test_symmetric_gptq_is_read_by_its_zeros_whatever_it_calls_itself(tiny_teacher: Path, tmp_path: Path) -> None:
     for layout, claimed in (("gptq", "gptq_v2"), ("gptq_v2", "gptq")):
         numbers = save_packed(tiny_teacher, tmp_path / layout, layout, symmetric=True)
-        changed(tmp_path / layout, checkpoint_format=claimed)
-        assert torch.equal(Checkpoint.open(tmp_path / layout).tensor(f"{DOWN}.weight").double(), numbers[DOWN].exact)
+        for other in ({}, {".*v_proj": {"sym": False}}):
+            changed(tmp_path / layout, checkpoint_format=claimed, dynamic=other)
+            opened = Checkpoint.open(tmp_path / layout)
+            assert torch.equal(opened.tensor(f"{DOWN}.weight").double(), numbers[DOWN].exact)
 
 
 def test_descriptions_in_files_of_their_own(tiny_teacher: Path, tmp_path: Path) -> None:
