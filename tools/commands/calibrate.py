@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
-    """Lets a bundle answer with its largest tree, and counts the rank paths that its steps accept.
+    """Lets a bundle answer with its drafter's largest tree, and counts the rank paths that its steps accept.
 
     Raises:
         RequestError: the bundle has no drafter or no tokenizer, or an option makes no sense.
@@ -74,7 +74,7 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
     from draftwood.runtime.decoding import Options
     from draftwood.runtime.engines.choice import open_engine
     from draftwood.threads import share_threads
-    from draftwood.tools.measure.calibrate import count_traffic
+    from draftwood.tools.measure.calibrate import count_traffic, drafting_alone
     from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration
 
@@ -83,7 +83,7 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
         raise RequestError(f"{folder}: no bundle; if it is a teacher, give --drafter, whose candidates are ranked")
     if args.workers != 1:
         raise RequestError(f"--workers {args.workers}: {folder} is a bundle, which answers here; leave the option out")
-    bundle = Bundle.open(folder)
+    bundle = drafting_alone(Bundle.open(folder))
     if bundle.manifest.drafter is None or bundle.tokenizer is None:
         raise RequestError(
             f"{bundle.folder}: has no {'tokenizer' if bundle.manifest.drafter else 'drafter'} to count with"

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from draftwood.errors import RequestError
@@ -29,7 +29,6 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options, Result
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import Policies, widest_gear
-from draftwood.runtime.speculation.lookup import LOOKED_UP
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.measure.conversations import Conversation, by_conversation, turn_prompts
@@ -86,10 +85,18 @@ def visited(texts: Mapping[int, Sequence[RankPath | None]]) -> Iterator[tuple[in
             at += depth + 1
 
 
+def drafting_alone(bundle: Bundle) -> Bundle:
+    """The bundle without its gears that look tokens up: what the text offers is no candidate of the drafter's, and
+    takes the place of some."""
+    gears = tuple(gear for gear in bundle.manifest.gears if not gear.looks_up)
+    return replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, gears=gears))
+
+
 def count_traffic(
     engine: Engine, prompts: Sequence[Prompt], options: Options, calibration: Calibration
 ) -> Iterator[tuple[Prompt, Result]]:
-    """Answers every turn with the bundle's largest tree and adds its steps to ``calibration``.
+    """Answers every turn with the bundle's largest tree and adds its steps to ``calibration``. The bundle looks nothing
+    up (`drafting_alone`).
 
     A turn that is counted already is answered again, since later turns build on it, but not counted twice.
     """
@@ -102,7 +109,7 @@ def count_traffic(
         if name not in calibration.sources:
             for event in (event for event in text.trace.events if event.kind == "verify"):
                 calibration.add(
-                    tuple(takewhile(lambda rank: rank != LOOKED_UP, event.path)),
+                    event.path,
                     group=prompt.conversation,
                     context=event.position + 1,
                     task=prompt.source,

@@ -250,6 +250,23 @@ def test_a_bundle_counts_what_its_own_steps_accept(
     assert ": 0 contexts added, " in capsys.readouterr().out
 
 
+def test_what_a_bundle_looks_up_is_not_counted(prompts: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    """Its largest tree is looked up: the drafter's is counted, as a bundle with no other counts it."""
+    counted = []
+    for name, change in (("both", {"draft": "lookup"}), ("alone", None)):
+        folder, stats = shutil.copytree(tiny_bundle, tmp_path / name), tmp_path / f"{name}.stats"
+        fields = json.loads((folder / "manifest.json").read_text())
+        ragged = [gear for gear in fields["gears"] if gear["tree"] == "ragged"]
+        for gear in ragged:
+            gear.update(change or {})
+        fields["gears"] = [gear for gear in fields["gears"] if change or gear not in ragged]
+        (folder / "manifest.json").write_text(json.dumps(fields))
+        options = ["--prompts", str(prompts), "--max-new-tokens", "24", "--out", str(stats)]
+        assert main(["calibrate", str(folder), *options]) == 0
+        counted.append(read_calibration(stats).contexts)
+    assert counted[0].total == counted[1].total > 10 and counted[0].width == counted[1].width == 1
+
+
 @pytest.mark.slow
 def test_a_clusters_processes_and_the_job_may_be_killed(
     prompts: Path,
