@@ -144,6 +144,16 @@ def test_a_file_that_is_named_twice_is_refused_and_kept(
     assert (stats.read_bytes(), latency.read_bytes()) == before and not (tmp_path / "plan").exists()
 
 
+def test_a_text_that_two_files_hold_is_not_counted_twice(stats: Path, tmp_path: Path) -> None:
+    """As after `calibrate` has added to a copy of the other file."""
+    counted, files = read_calibration(stats), [tmp_path / "one", tmp_path / "more"]
+    for number, file in enumerate(files):
+        counted.sources[f"answers-{number}"] = 1
+        write_calibration(counted, file)
+    with pytest.raises(RequestError, match=r"more: holds texts that .*one holds as well, and they would count twice"):
+        run(*files, "--out", tmp_path / "plan")
+
+
 def test_pictures_have_a_staircase_for_each_number_of_texts() -> None:
     stairs = [Stair(texts=t, slots=128, rows=r, us=r, expected=1.0, us_per_token=r / t) for t in (1, 2) for r in (1, 4)]
     cost: Any = SimpleNamespace(stairs=stairs, source="measured")

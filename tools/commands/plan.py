@@ -76,14 +76,22 @@ def read_statistics(paths: Sequence[Path]) -> tuple[Calibration, Calibration | N
     """The statistics in the files together; or those of greedy text, and those of sampled text in files of its own.
 
     Raises:
-        RequestError: a file has contexts of both, and another has sampled text alone.
+        RequestError: a file has contexts of both, and another has sampled text alone; or two files hold counts of one
+            text, which would count twice.
     """
     from draftwood.trees.calibration import Calibration
     from draftwood.trees.calibration_file import read_calibration
 
     greedy, sampled = Calibration(), Calibration()
+    holder: dict[str, Path] = {}
     for path in paths:
         counted = read_calibration(path)
+        for source in counted.sources:
+            if (other := holder.setdefault(source, path)) != path:
+                raise RequestError(
+                    f"{path}: holds texts that {other} holds as well, and they would count twice; leave one of the two"
+                    " out, or count each text into one file"
+                )
         (sampled if 0 < counted.sampled == counted.contexts.total else greedy).merge(counted)
     if not greedy.contexts.total or not sampled.contexts.total:
         return (sampled if sampled.contexts.total else greedy), None
