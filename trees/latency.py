@@ -162,6 +162,11 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return steps
 
     @property
+    def drafts(self) -> bool:
+        """Whether there are times of drafts; without any they cost nothing."""
+        return any(entry.kind == "draft" for entry in self.entries)
+
+    @property
     def texts(self) -> tuple[int, ...]:
         """Numbers of texts of a launch that there are steps for, ascending."""
         return tuple(self._steps)
@@ -198,7 +203,7 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             TreeError: every draft in the table offers less.
         """
         drafts = [entry for entry in self.entries if entry.kind == "draft" and entry.texts == self._padded(texts)]
-        if not depth or not any(entry.kind == "draft" for entry in self.entries):
+        if not depth or not self.drafts:
             return 0.0
         enough = [entry.seconds for entry in drafts if entry.depth >= depth and entry.width >= width]
         if not enough:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,12 @@ def main(args: argparse.Namespace) -> int:
     _check_paths(args)
     limits = Limits(args.max_nodes, gears=args.max_gears)
     table = read_latency(args.latency) if args.latency else None
+    if table and not table.drafts:
+        print(
+            f"--latency {args.latency}: has no times of drafts, which are taken to cost nothing; profile a BUNDLE with"
+            " its drafter, or a MODEL with --device and --drafter",
+            file=sys.stderr,
+        )
     if args.occupancy and table is None:
         raise RequestError("--occupancy: says how often launches are shared; it goes with --latency")
     occupancy = Occupancy.parse(args.occupancy, max(table.texts)) if args.occupancy and table else None
