@@ -6,6 +6,7 @@ Then runs that take longer or tell less. All models but the last are made on the
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -64,8 +65,8 @@ def _built(folder: Path, name: str) -> Iterator[TrialCommand]:
     if name == bundles[0]:
         making = (sys.executable, "-m", "draftwood.tools.doctor.npu_models", model, str(teacher))
         yield TrialCommand(f"make {model}", making, 300)
-    words = f"--tree {tree} --kv 1024 --target ge {more} --out {folder / name}"
-    command = (*_DRAFTWOOD, "build", str(teacher), "--drafter", str(teacher / drafter), *words.split())
+    words = f"--tree {tree} --kv 1024 --target ge {more} --out".split()
+    command = (*_DRAFTWOOD, "build", str(teacher), "--drafter", str(teacher / drafter), *words, str(folder / name))
     yield TrialCommand(f"build {name}", command, 900, needs=teacher)
 
 
@@ -94,8 +95,8 @@ def _profiled(folder: Path) -> Iterator[TrialCommand]:
     # ``profile`` times a CPU's graphs alone, so ``tune`` takes the times that the model is held against.
     measured, model = (*_DRAFTWOOD, "tune", str(folder / "wide"), "--engine", "npu"), folder / "modelled.json"
     yield TrialCommand("tune wide", measured, 600, needs=folder / "wide")
-    words = f"{folder / 'models' / 'wide'} --drafter medusa:3 --kv 1024 --rows 1,10 --out {model}"
-    modelled = (*_DRAFTWOOD, "profile", "--device", "ascend-910b3", *words.split())
+    words = ["--device", "ascend-910b3", "--drafter", "medusa:3", "--kv", "1024", "--rows", "1,10", "--out"]
+    modelled = (*_DRAFTWOOD, "profile", str(folder / "models" / "wide"), *words, str(model))
     yield TrialCommand("model wide", modelled, 120, model, folder / "models" / "wide")
 
 
@@ -115,6 +116,6 @@ def _demo(folder: Path, npus: int) -> Iterator[TrialCommand]:
 
 def _msprof(folder: Path) -> Iterator[TrialCommand]:
     if shutil.which("msprof"):
-        run = " ".join([*_DRAFTWOOD, "run", str(folder / "wide"), "--engine", "acl", "--prompt", "'The cat sat'"])
+        run = shlex.join([*_DRAFTWOOD, "run", str(folder / "wide"), "--engine", "acl", "--prompt", "The cat sat"])
         command = ("msprof", f"--output={folder / 'msprof'}", f"--application={run}")
         yield TrialCommand("msprof wide", command, 600, needs=_made(folder, "wide", "acl"))

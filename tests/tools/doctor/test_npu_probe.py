@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -160,6 +161,17 @@ def test_the_steps_are_draftwoods(
             # The bundles are for an NPU alone, and only some commands can take one.
             assert step.needs not in {tmp_path / name for name in BUNDLES} or "--engine" in step.command, step.name
     assert main([*found["check split"].command[-4:]]) == 2
+
+
+def test_the_steps_work_in_a_folder_with_a_blank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TMPDIR may name any; a path is one argument, also of the command that msprof is given."""
+    monkeypatch.setattr(npu_steps.shutil, "which", lambda name: name)
+    folder = tmp_path / "a blank"
+    for step in steps(folder, npus=3):
+        *words, last = step.command
+        parts = [*words, *(shlex.split(last.partition("=")[2]) if last.startswith("--application=") else [last])]
+        assert not [part for part in parts if str(tmp_path) in part and str(folder) not in part], step.name
+        assert any(str(folder) in part for part in parts), step.name
 
 
 @needs_converters
