@@ -96,7 +96,7 @@ def _linear(config: TeacherConfig, layer: str, rows: int, inner: int, outer: int
 
 
 def int8_draft(config: TeacherConfig, int8: bool) -> TeacherConfig:
-    """The teacher's sizes as a drafter's cost reads them. ``int8`` says for the drafter's layers what ``quantised``
+    """The sizes of a drafter's blocks as its cost reads them. ``int8`` says for the drafter's layers what ``quantised``
     says for the teacher's."""
     layers = ("qkv", "o", "gate_up", "down")
     return replace(config, quantised=(*(f"layers.0.{layer}" for layer in layers), HEAD) if int8 else (), packed=())

@@ -54,8 +54,12 @@ class DraftCost(ABC):
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         """(depth, width, operators of the whole draft); `slots` is the length of its own cache.
 
-        ``config`` has the teacher's sizes; its quantised layers are the drafter's (`int8_draft`).
+        ``config`` has the sizes of its blocks; its quantised layers are the drafter's (`int8_draft`).
         """
+
+    def block(self, config: TeacherConfig) -> TeacherConfig:
+        """The sizes of its blocks: those of ``config``, the teacher's or a folder's, but for those that it names."""
+        return config
 
 
 def whole_sizes(sizes: Sequence[str], usual: Sequence[int], required: int = 1) -> tuple[int, ...] | None:
@@ -77,16 +81,18 @@ def modelled_table(
     ranks: int = 1,
     int8_drafter: bool = False,
     texts: Sequence[int] = (1,),
+    block: TeacherConfig | None = None,
 ) -> LatencyTable:
     """The table of a device: a step of every number of texts and rows at every KV length, prefill chunks, drafts, host.
 
     A shape that does not fit a KV length, its rows and the spare slot, is left out. With ``ranks`` that many devices
     run every step together. ``int8_drafter``: the drafter's linear layers are W8A8, whatever the teacher's are.
+    ``block`` has the sizes of the drafter's blocks, by default the teacher's.
     """
     mixture = config if isinstance(config, MixtureConfig) else None
 
-    def spent_on(ops: Iterable[Op]) -> dict[str, float]:
-        return parts(device, on_ranks(ops, config, ranks))
+    def spent_on(ops: Iterable[Op], sizes: TeacherConfig = config) -> dict[str, float]:
+        return parts(device, on_ranks(ops, sizes, ranks))
 
     entries: list[LatencyEntry] = []
     for together, length in itertools.product(texts, slots):
@@ -97,10 +103,11 @@ def modelled_table(
             entries.append(_entry(kind, spent, (count, length), cache_bytes, together))
     for count, length in ((count, length) for length in slots for count in prefill if count < length):
         entries.append(_entry("prefill", spent_on(step_ops(config, count, length, 1)), (count, length)))
-    drafts = list(drafter.drafts(int8_draft(config, int8_drafter), max(slots))) if drafter else []
+    block = int8_draft(drafter.block(block or config) if drafter else config, int8_drafter)
+    drafts = list(drafter.drafts(block, max(slots))) if drafter else []
     for together in texts:
         for depth, width, ops in drafts:
-            entries.append(_entry("draft", spent_on(of_texts(ops, together)), (depth, width), texts=together))
+            entries.append(_entry("draft", spent_on(of_texts(ops, together), block), (depth, width), texts=together))
         entries.append(_entry("host", {"inputs": INPUT_SECONDS.value, "results": OUTPUT_SECONDS.value}, texts=together))
     return LatencyTable(
         source="modelled",

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
@@ -106,17 +106,19 @@ def _modelled(folder: Path, args: argparse.Namespace, precision: Precision) -> L
     config = in_precision(Checkpoint.describe(folder), precision, npu=True).config
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(c for c in MODELLED_SLOTS if c <= config.max_positions)
     _check_slots(slots, config.max_positions)
-    drafter, int8 = parse_drafter(args.drafter, folder) if args.drafter else (None, False)
+    drafter = parse_drafter(args.drafter, folder) if args.drafter else None
+    _check_ranks(args.ranks, config, drafter)
     return modelled_table(
         chosen,
         config,
         parse_rows(args.rows) if args.rows else MODELLED_ROWS,
         slots,
-        drafter=drafter,
-        int8_drafter=int8,
+        drafter=drafter.cost if drafter else None,
+        block=drafter.block if drafter else None,
+        int8_drafter=bool(drafter and drafter.int8),
         teacher={"name": folder.resolve().name, "config_digest": _digest(config)},
         prefill=PREFILL_ROWS,
-        ranks=_ranks(args.ranks, config),
+        ranks=args.ranks,
         texts=parse_texts(args.batch_size) if args.batch_size else (1,),
     )
 
@@ -126,14 +128,17 @@ def _digest(config: TeacherConfig) -> str:
     return hashlib.sha256(msgspec.json.encode(config, order="deterministic")).hexdigest()
 
 
-def _ranks(ranks: int, config: TeacherConfig) -> int:
+def _check_ranks(ranks: int, config: TeacherConfig, drafter: ModelledDrafter | None) -> None:
+    """Raises RequestError if no bundle of such ranks can be built."""
     from draftwood.compiler.bundle.request import MOST_RANKS
+    from draftwood.compiler.device.steps import int8_draft
     from draftwood.compiler.ranks.share import check_ranks
 
     if not 1 <= ranks <= MOST_RANKS:
         raise RequestError(f"--ranks {ranks}: expected 1 to {MOST_RANKS} devices")
     check_ranks(config, ranks, "the teacher")
-    return ranks
+    if drafter is not None:
+        check_ranks(int8_draft(drafter.block, drafter.int8), ranks, "the drafter")
 
 
 def _check_slots(slots: Sequence[int], positions: int) -> None:
@@ -171,22 +176,31 @@ def _drafters() -> str:
     return f"{', '.join(specs)} or a drafter's folder"
 
 
-def parse_drafter(text: str, teacher: Path) -> tuple[DraftCost, bool]:
-    """The cost of the drafter that a spec or a drafter's folder describes, and whether the folder has it in W8A8."""
+class ModelledDrafter(NamedTuple):
+    """A drafter's cost, the sizes of its decoder blocks, and whether its layers are W8A8."""
+
+    cost: DraftCost
+    block: TeacherConfig
+    int8: bool
+
+
+def parse_drafter(text: str, teacher: Path) -> ModelledDrafter:
+    """The drafter that a spec or a drafter's folder describes."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve
 
-    (name, *sizes), int8, cost = text.split(":"), False, None
+    (name, *sizes), int8, cost, described = text.split(":"), False, None, Checkpoint.describe(teacher)
+    block = described.config
     if (path := resolve(text)).exists():
-        model = describe_drafter(path, Checkpoint.describe(teacher)).model
-        int8 = bool(model.quantised)
+        model = describe_drafter(path, described).model
+        int8, block = bool(model.quantised), model.block(block)
         if (known := kind_named(model.kind).cost) is not None:
             cost = known.of_config(model.config)
     elif name in names() and (known := kind_named(name).cost) is not None:
-        cost = known.of_sizes(sizes, Checkpoint.describe(teacher).config)
+        cost = known.of_sizes(sizes, block)
     if cost is None:
         raise RequestError(f"--drafter {text}: expected {_drafters()}")
-    return cost, int8
+    return ModelledDrafter(cost, cost.block(block), int8)
 
 
 def _measured_teacher(model: Path, args: argparse.Namespace, precisions: Sequence[Precision]) -> list[LatencyTable]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.safetensors_file import sha256_of
 from draftwood.compiler.checkpoints.tensors import open_tensors
 from draftwood.compiler.device.operators import Op, matmul, ranking
+from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.drafters import registry
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
 from draftwood.compiler.drafters.kind import Kind, TrainingOption
@@ -75,7 +76,8 @@ class LinearConfig:
 
 
 @dataclass(frozen=True)
-class LinearCost:
+class LinearCost(DraftCost):
+    kind: ClassVar[str] = "linear"
     levels: int
 
     @classmethod
@@ -85,10 +87,6 @@ class LinearCost:
     @classmethod
     def of_config(cls, config):
         return cls(config.levels)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"kind": "linear", **asdict(self)}
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         turned = matmul("turn", 1, config.hidden, config.hidden, count=self.levels)

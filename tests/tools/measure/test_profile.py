@@ -14,6 +14,8 @@ from draftwood.errors import UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import choice
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.tests.conftest import TINY
+from draftwood.tests.random_models import save_eagle3
 from draftwood.tools.cli import main
 from draftwood.tools.commands import profile as profile_command
 from draftwood.tools.measure import profile
@@ -257,6 +259,20 @@ def test_a_folder_of_a_cascade_is_read(tiny_teacher: Path, tiny_drafters: dict[s
     ]
 
 
+def test_a_drafters_blocks_have_the_sizes_of_its_folder(tiny_config: Path, tiny_eagle3: Path, tmp_path: Path) -> None:
+    """Every kind's, in its cost and in what ranks can share."""
+    widths = {"intermediate_size": 8192, "num_attention_heads": 3, "num_key_value_heads": 1}
+    sizes = save_eagle3(tmp_path / "wide", TINY | widths)
+    options = [tiny_config, "--device", "ascend-910b3", "--kv", "128", "--rows", "1"]
+    drafts = []
+    for folder in (tiny_eagle3, sizes):
+        assert run(*options, "--drafter", folder, "--out", tmp_path / "table.json") == 0
+        drafts.append(LatencyTable.from_json((tmp_path / "table.json").read_text()).draft_s(1, 1))
+    assert drafts[1] > drafts[0]
+    with pytest.raises(UserError, match="the drafter has 3 query and 1 key/value heads"):
+        run(*options, "--drafter", sizes, "--ranks", 2, "--out", tmp_path / "ranks.json")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -271,6 +287,10 @@ def test_a_folder_of_a_cascade_is_read(tiny_teacher: Path, tiny_drafters: dict[s
         (["CONFIG", "--device", "ascend-910b3", "--kv", "1024"], "at most the 512 positions"),
         (["CONFIG", "--device", "ascend-910b3"], "knows 512 positions only; name the KV lengths"),
         (["nowhere", "--device", "ascend-910b3"], "nowhere/config.json: no such file"),
+        (
+            ["CONFIG", "--device", "ascend-910b3", "--kv", "128", "--ranks", "2", "--drafter", "fasteagle:4:90:3:1:20"],
+            "--ranks 2: the drafter has 3 query and 1 key/value heads",
+        ),
         *(
             (["CONFIG", "--device", "ascend-910b3", "--kv", "128", "--drafter", drafter], "--drafter")
             for drafter in (
