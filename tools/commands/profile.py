@@ -107,7 +107,8 @@ def _modelled(folder: Path, args: argparse.Namespace, precision: Precision) -> L
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(c for c in MODELLED_SLOTS if c <= config.max_positions)
     _check_slots(slots, config.max_positions)
     drafter = parse_drafter(args.drafter, folder) if args.drafter else None
-    _check_ranks(args.ranks, config, drafter)
+    texts = parse_texts(args.batch_size) if args.batch_size else (1,)
+    _check_ranks(args.ranks, config, drafter, texts)
     return modelled_table(
         chosen,
         config,
@@ -119,7 +120,7 @@ def _modelled(folder: Path, args: argparse.Namespace, precision: Precision) -> L
         teacher={"name": folder.resolve().name, "config_digest": _digest(config)},
         prefill=PREFILL_ROWS,
         ranks=args.ranks,
-        texts=parse_texts(args.batch_size) if args.batch_size else (1,),
+        texts=texts,
     )
 
 
@@ -128,7 +129,7 @@ def _digest(config: TeacherConfig) -> str:
     return hashlib.sha256(msgspec.json.encode(config, order="deterministic")).hexdigest()
 
 
-def _check_ranks(ranks: int, config: TeacherConfig, drafter: ModelledDrafter | None) -> None:
+def _check_ranks(ranks: int, config: TeacherConfig, drafter: ModelledDrafter | None, texts: Sequence[int]) -> None:
     """Raises RequestError if no bundle of such ranks can be built."""
     from draftwood.compiler.bundle.request import MOST_RANKS
     from draftwood.compiler.device.steps import int8_draft
@@ -136,6 +137,10 @@ def _check_ranks(ranks: int, config: TeacherConfig, drafter: ModelledDrafter | N
 
     if not 1 <= ranks <= MOST_RANKS:
         raise RequestError(f"--ranks {ranks}: expected 1 to {MOST_RANKS} devices")
+    if ranks > 1 and texts[-1] > 1:
+        raise RequestError(
+            f"--batch-size {texts[-1]}: {ranks} ranks take one text a launch; leave --ranks or --batch-size out"
+        )
     check_ranks(config, ranks, "the teacher")
     if drafter is not None:
         check_ranks(int8_draft(drafter.block, drafter.int8), ranks, "the drafter")

@@ -287,6 +287,7 @@ def test_a_drafters_blocks_have_the_sizes_of_its_folder(tiny_config: Path, tiny_
         (["CONFIG", "--device", "ascend-910b3", "--kv", "1024"], "at most the 512 positions"),
         (["CONFIG", "--device", "ascend-910b3"], "knows 512 positions only; name the KV lengths"),
         (["nowhere", "--device", "ascend-910b3"], "nowhere/config.json: no such file"),
+        (["CONFIG", "--device", "ascend-910b3", "--kv", "128", "--ranks", "2", "--batch-size", "1,2"], "2 ranks take"),
         (
             ["CONFIG", "--device", "ascend-910b3", "--kv", "128", "--ranks", "2", "--drafter", "fasteagle:4:90:3:1:20"],
             "--ranks 2: the drafter has 3 query and 1 key/value heads",
