@@ -11,9 +11,11 @@ import contextlib
 import csv
 import getpass
 import json
+import os
 import re
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -166,10 +168,18 @@ def without_names(value: Any) -> Any:
         return [without_names(part) for part in value]
     if not isinstance(value, str):
         return value
+    for folder in _blank_folders():
+        value = value.replace(f"{folder}/", "/./")
     text = _FOLDERS.sub(".../", value)
     for name, instead in ((_user(), "USER"), (socket.gethostname(), "MACHINE")):
         text = re.sub(rf"\b{re.escape(name)}\b", instead, text) if len(name) > 2 else text
     return text
+
+
+def _blank_folders() -> list[str]:
+    """The folders that a report may name and `_FOLDERS` ends too early in, the longest first: a blank is in them."""
+    folders = (tempfile.gettempdir(), os.environ.get("HOME", ""), str(Path.cwd()), sys.prefix)
+    return sorted((folder for folder in folders if re.search(r"\s", folder)), key=len, reverse=True)
 
 
 def _user() -> str:

@@ -3,6 +3,7 @@
 import getpass
 import json
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,10 @@ def test_names_and_folders_are_cut_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert without_names({"a": [said, 3, None]}) == {
         "a": ["USER@MACHINE: .../a.om: cannot be read (.../y.so, .../z); 3/4 of it, and https", 3, None]
     }
+
+
+def test_a_folder_with_a_blank_is_cut_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that the hour's bundles lie in, under a person's name."""
+    monkeypatch.setattr(tempfile, "tempdir", "/data/Jane Doe/tmp")
+    said = "/data/Jane Doe/tmp/draftwood-npu-1/wide/manifest.json: no such file; '/data/Jane Doe/tmp/x'"
+    assert without_names(said) == ".../manifest.json: no such file; '.../x'"
