@@ -12,6 +12,7 @@ import csv
 import json
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -203,8 +204,9 @@ def verdict(name: str, device: str = "npu:0", made: Compile | None = None) -> Ve
         engines = kernels_of(lambda: launch(*there), device)
     except Exception as error:  # torchair, GE and operators raise classes of every kind
         return Verdict(probe.ability, False, _first_line(error))
+    slow = any("AI_CPU" in cores for cores in engines.values())
     on = "".join(f"; {kind} on {engine}" for kind, engine in sorted(engines.items()))
-    return Verdict(probe.ability, not seen and "AI_CPU" not in engines.values(), f"{seen or 'as on the host'}{on}")
+    return Verdict(probe.ability, not seen and not slow, f"{seen or 'as on the host'}{on}")
 
 
 def _compiled(device: str) -> Compile:
@@ -228,21 +230,24 @@ def _apart(got: Iterable[Tensor], want: Iterable[Tensor], tolerance: float) -> s
 
 
 def kernels_of(launch: Callable[[], object], device: str) -> dict[str, str]:
-    """Kernel type -> the core that it ran on, by torch_npu's profiler; empty if ``device`` is no NPU."""
+    """Kernel type -> the cores that it ran on, by torch_npu's profiler; empty if ``device`` is no NPU."""
     if not device.startswith("npu"):
         return {}
     with tempfile.TemporaryDirectory() as folder:
         with profiled(folder):
             launch()
-        return {
-            k: v for path in sorted(Path(folder).rglob("kernel_details.csv")) for k, v in kernel_engines(path).items()
-        }
+        return kernel_engines(*sorted(Path(folder).rglob("kernel_details.csv")))
 
 
-def kernel_engines(path: Path) -> dict[str, str]:
-    """Type -> core of a ``kernel_details.csv`` of the profiler."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return {row["Type"]: row["Accelerator Core"] for row in csv.DictReader(file) if row.get("Type")}
+def kernel_engines(*paths: Path) -> dict[str, str]:
+    """Type -> cores of the profiler's ``kernel_details.csv``: kernels of one type may run on several."""
+    cores = defaultdict[str, set[str]](set)
+    for path in paths:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row.get("Type"):
+                    cores[row["Type"]].add(row["Accelerator Core"])
+    return {kind: " and ".join(sorted(several)) for kind, several in cores.items()}
 
 
 def _first_line(error: Exception) -> str:

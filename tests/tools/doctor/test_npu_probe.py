@@ -52,9 +52,9 @@ def test_each_probe_sees_a_result_that_is_wrong(name: str) -> None:
 
 
 def test_a_right_result_of_the_ai_cpu_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(npu_probe, "kernels_of", lambda *_: {"TopKV2": "AI_CPU"})
+    monkeypatch.setattr(npu_probe, "kernels_of", lambda *_: {"TopKV2": "AI_CPU and AI_VECTOR_CORE"})
     found = verdict("topk-bf16", "cpu", made=lambda module: module)
-    assert not found.works and found.seen == "as on the host; TopKV2 on AI_CPU"
+    assert not found.works and found.seen == "as on the host; TopKV2 on AI_CPU and AI_VECTOR_CORE"
 
 
 def test_a_cache_that_is_not_written_is_seen() -> None:
@@ -92,8 +92,10 @@ def test_the_core_of_a_kernel_is_the_profilers(tmp_path: Path) -> None:
     path = tmp_path / "kernel_details.csv"
     path.write_text(
         "Name,Type,Accelerator Core,Duration(us)\nTopKV2_1,TopKV2,AI_CPU,812.5\nAdd_2,Add,AI_VECTOR_CORE,2.1\n"
+        "Cast_1,Cast,AI_CPU,90\nCast_2,Cast,AI_VECTOR_CORE,1.9\n"
     )
-    assert kernel_engines(path) == {"TopKV2": "AI_CPU", "Add": "AI_VECTOR_CORE"}
+    cores = {"TopKV2": "AI_CPU", "Add": "AI_VECTOR_CORE", "Cast": "AI_CPU and AI_VECTOR_CORE"}
+    assert kernel_engines(path) == cores
 
 
 def test_two_devices_add_up() -> None:
