@@ -81,11 +81,16 @@ def _literals(text: str, where: str) -> dict[str, object]:
     """The list literals in Python (or JSON) text by name; a bare one has the name ''. Nothing is run."""
     try:
         body = ast.parse(text.strip()).body
-        values = {name: ast.literal_eval(value) for node in body for name, value in _list_nodes(node)}
+        named = [(name, ast.literal_eval(value)) for node in body for name, value in _list_nodes(node)]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise TreeError(f"{where}: not a tree: {error}; expected a form such as [[0], [0, 0]]") from error
-    if not values:
+    if not named:
         raise TreeError(f"{where}: no tree found; expected a form such as [[0], [0, 0]]")
+    values = dict(named)
+    for name in values:
+        if (count := sum(other == name for other, _ in named)) > 1:
+            which = f"are named {name!r}" if name else "have no name"
+            raise TreeError(f"{where}: {count} trees {which}; keep one, or give each a name of its own")
     return values
 
 
@@ -94,6 +99,8 @@ def _list_nodes(node: ast.stmt) -> list[tuple[str, ast.expr]]:
         return [("", node.value)]
     if isinstance(node, ast.Assign) and isinstance(node.value, (ast.List, ast.Tuple)):
         return [(target.id, node.value) for target in node.targets if isinstance(target, ast.Name)]
+    if isinstance(node, ast.AnnAssign) and isinstance(node.value, (ast.List, ast.Tuple)):
+        return [(node.target.id, node.value)] if isinstance(node.target, ast.Name) else []
     return []
 
 

@@ -56,6 +56,17 @@ def test_medusa_choices_as_python_assignments():
         parse_medusa(text, "x", "third")
 
 
+def test_no_tree_of_a_python_file_is_passed_over():
+    """Neither the first of two without a name or of one name, nor one whose type is said."""
+    for text, which in (("[(0,)]\n[(1,)]", "have no name"), ("a = [(0,)]\na = [(1,)]", "are named 'a'")):
+        with pytest.raises(TreeError, match=f"x: 2 trees {which}; keep one, or give each a name of its own"):
+            parse_tree(text, "x")
+    typed = "a: list[tuple[int, ...]] = [(0,), (0, 0)]\n"
+    assert parse_tree(typed, "x") == Topology.chain(2)
+    with pytest.raises(TreeError, match=r"expected one tree, got \['a', 'b'\]"):
+        parse_tree(typed + "b = [(1,)]", "x")
+
+
 def test_adjacency_ids_need_no_order_and_may_be_integers():
     tree = parse_nxdi('{"7": ["3"], "0": ["9", "7"], "9": [5, 4]}', "x")
     assert tree == Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
