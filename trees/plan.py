@@ -86,7 +86,7 @@ def make_plan(
     """
     both = _together(calibration, sampled)
     counted, heldout = both.part("counted"), both.part("heldout")
-    _check(both, counted, limits)
+    _check(counted, limits, *((calibration, sampled) if sampled else (calibration,)))
     best = search(counted, limits.nodes, limits.depth, limits.children)
     parts = counted, heldout
     chosen = _choose(counted, table, limits, occupancy or Occupancy.even(max(table.texts))) if table else None
@@ -113,7 +113,7 @@ def make_plan(
     )
 
 
-def _check(calibration: Calibration, counted: Contexts, limits: Limits) -> None:
+def _check(counted: Contexts, limits: Limits, *calibrations: Calibration) -> None:
     for name, value in msgspec.structs.asdict(limits).items():
         if not isinstance(value, int | None):
             raise TreeError(f"plan: {name}: expected a whole number, got {value!r:.100}")
@@ -123,8 +123,11 @@ def _check(calibration: Calibration, counted: Contexts, limits: Limits) -> None:
         raise TreeError(
             f"plan: expected at most {MAX_ROWS - 1} nodes, since a tree has at most {MAX_ROWS} rows, got {limits.nodes}"
         )
-    if calibration.contexts.total and not counted.total:
-        raise TreeError(f"plan: all {calibration.contexts.total} contexts are held out; calibrate on more text")
+    # A prior of nothing would say that no draft is ever accepted.
+    for calibration, kind in zip(calibrations, ("greedy", "sampled"), strict=False):
+        if (total := calibration.contexts.total) and not calibration.part("counted").total:
+            of = f" of {kind} text" if len(calibrations) > 1 else ""
+            raise TreeError(f"plan: all {total} contexts{of} are held out; calibrate on more text")
     if counted.total and not counted.width:
         raise TreeError("plan: in no counted context was the truth a candidate; there is no tree to plan")
 

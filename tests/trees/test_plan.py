@@ -220,3 +220,12 @@ def test_plans_are_the_same_whatever_the_order_of_the_lines():
         other.merge(part)
     limits = Limits(nodes=15)
     assert format_plan(make_plan(again, limits, COSTS)) == format_plan(make_plan(other, limits, COSTS))
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_text_of_which_all_is_held_out_gives_no_prior(kind: str) -> None:
+    """It would say that no draft is ever accepted, where nothing was counted."""
+    counted, heldout = calibrated({(0, 0): 4}), calibrated({(0, 0): 3}, HELDOUT)
+    greedy, sampled = (heldout, counted) if kind == "greedy" else (counted, heldout)
+    with pytest.raises(TreeError, match=f"all 3 contexts of {kind} text are held out; calibrate on more text"):
+        make_plan(greedy, Limits(3), sampled=sampled)
