@@ -79,7 +79,7 @@ def _refused(config: Fields, kind: object) -> CheckpointError:
     )
 
 
-def _awq(config: Fields) -> Packing:
+def _awq(config: Fields, differing: str | None = None) -> Packing:
     version = str(config.get("version", "gemm")).lower()
     if version != "gemm" or config.get("backend", "autoawq") != "autoawq":
         config.fail("version" if version != "gemm" else "backend", f"'gemm' of autoawq; {_WAY_OUT}")
@@ -87,8 +87,13 @@ def _awq(config: Fields) -> Packing:
         config.get("bits", config.get("w_bit")),
         config.get("group_size", config.get("q_group_size")),
     )
-    named = Fields(config.path, config.values | {"bits": bits, "group_size": group})
-    return Awq(title="AWQ gemm", bits=(_bits(named, "awq"),), groups=(_group(named),), symmetric=(False, True))
+    all_of = _parts(Fields(config.path, config.values | {"bits": bits, "group_size": group}), differing)
+    return Awq(
+        title="AWQ gemm",
+        bits=_unique(_bits(part, "awq") for part in all_of),
+        groups=_unique(_group(part) for part in all_of),
+        symmetric=(False, True),
+    )
 
 
 def _gptq(config: Fields) -> Packing:
@@ -100,14 +105,15 @@ def _gptq(config: Fields) -> Packing:
 
 def _auto_round(config: Fields) -> Packing:
     form = str(config.get("packing_format", config.get("backend", "auto_round:auto_gptq")))
-    if config.get("data_type", "int") != "int" or config.whole("act_bits", 16) < 16:
-        config.fail(
-            "act_bits" if config.get("data_type", "int") == "int" else "data_type", f"weights in int; {_WAY_OUT}"
-        )
+    for part in _parts(config, "extra_config"):
+        if part.get("data_type", "int") != "int" or part.whole("act_bits", 16) < 16:
+            part.fail(
+                "act_bits" if part.get("data_type", "int") == "int" else "data_type", f"weights in int; {_WAY_OUT}"
+            )
     if "marlin" in form:
         raise _refused(config, "marlin")
     if form.endswith("awq"):
-        return _awq(config)
+        return _awq(config, "extra_config")
     # Its own kernels read zeros as they are, those of AutoGPTQ add one.
     less_one = {"auto_round:auto_gptq": True, "auto_round": False, "auto_round:gptqmodel": False}
     if form not in less_one:
@@ -117,15 +123,7 @@ def _auto_round(config: Fields) -> Packing:
 
 def _grouped(config: Fields, title: str, differing: str, less_one: bool) -> Packing:
     """GPTQ's layout; ``differing`` is the field of the matrices that differ."""
-    all_of = [config]
-    for name in config.nested(differing).values:
-        fields = config.nested(differing).values[name]
-        if fields is not None and not isinstance(fields, dict):
-            config.fail(differing, "an object of objects")
-        # 16 bits, or a name that begins with "-:", mark a matrix that is not packed.
-        if fields and fields.get("bits", 4) != 16:
-            named = {field: value for field, value in fields.items() if value is not None}
-            all_of.append(Fields(config.path, config.values | named))
+    all_of = _parts(config, differing)
     return Gptq(
         title=title,
         bits=_unique(_bits(part, "gptq") for part in all_of),
@@ -133,6 +131,19 @@ def _grouped(config: Fields, title: str, differing: str, less_one: bool) -> Pack
         symmetric=_unique(part.flag("sym", True) for part in all_of),
         less_one=less_one,
     )
+
+
+def _parts(config: Fields, differing: str | None) -> list[Fields]:
+    """The description itself, and as it is for each entry of the field of the matrices that differ."""
+    all_of, others = [config], config.nested(differing).values if differing else {}
+    for fields in others.values():
+        if fields is not None and not isinstance(fields, dict):
+            config.fail(str(differing), "an object of objects")
+        # 16 bits, or a name that begins with "-:", mark a matrix that is not packed.
+        if fields and fields.get("bits", 4) != 16:
+            named = {field: value for field, value in fields.items() if value is not None}
+            all_of.append(Fields(config.path, config.values | named))
+    return all_of
 
 
 def _compressed_tensors(config: Fields) -> Packing | None:

@@ -114,6 +114,18 @@ def test_matrices_that_differ_from_the_rest(tiny_teacher: Path, tmp_path: Path) 
     assert f"{DOWN}.weight" not in opened.packed and opened.tensor(f"{DOWN}.weight").dtype == torch.float16
 
 
+def test_matrices_of_auto_rounds_awq_may_have_groups_of_their_own(tiny_teacher: Path, tmp_path: Path) -> None:
+    folder, layout, module = tmp_path / "mixed", "auto_round:auto_awq", "model.layers.0.self_attn.v_proj"
+    numbers = save_packed(tiny_teacher, folder, layout)
+    other = save_packed(tiny_teacher, tmp_path / "wide", layout, group=-1)
+    wide = load_file(tmp_path / "wide/model.safetensors")
+    rewritten(folder, lambda tensors: tensors.update({n: value for n, value in wide.items() if module in n}))
+    changed(folder, extra_config={module: {"group_size": -1}, "lm_head": {"bits": 16, "data_type": "float"}})
+    opened = Checkpoint.open(folder)
+    for name, of in ((module, other), (DOWN, numbers)):
+        assert torch.equal(opened.tensor(f"{name}.weight").double(), of[name].exact)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_a_description_alone_tells_whether_a_packed_layer_has_zeros(
@@ -190,6 +202,8 @@ REFUSED = [
     ({"quant_method": "auto-round", "packing_format": "auto_round:marlin"}, "is of 'marlin'"),
     ({"quant_method": "auto-round", "packing_format": "fake"}, "packing_format is 'fake'; expected 'auto_round:auto_g"),
     ({"quant_method": "auto-round", "act_bits": 8}, "act_bits is 8; expected weights in int"),
+    ({"quant_method": "auto-round", "extra_config": {"a": {"act_bits": 8}}}, "act_bits is 8; expected weights in int"),
+    ({"quant_method": "auto-round", "extra_config": {"a": {"data_type": "mx_fp"}}}, "data_type is 'mx_fp'; expected"),
     ({"sym": "yes"}, "sym is 'yes'; expected true or false"),
     ({"dynamic": [3]}, "dynamic is \\[3\\]; expected an object"),
 ]
