@@ -80,9 +80,13 @@ def _refused(config: Fields, kind: object) -> CheckpointError:
 
 
 def _awq(config: Fields, differing: str | None = None) -> Packing:
-    version = str(config.get("version", "gemm")).lower()
-    if version != "gemm" or config.get("backend", "autoawq") != "autoawq":
-        config.fail("version" if version != "gemm" else "backend", f"'gemm' of autoawq; {_WAY_OUT}")
+    """autoawq calls the layout ``version``, transformers ``format`` and gptqmodel ``checkpoint_format``; a ``backend``
+    is the kernel of one machine, but for llm-awq."""
+    if config.get("backend") == "llm-awq":
+        config.fail("backend", f"'gemm' of autoawq; {_WAY_OUT}")
+    for name in ("version", "format", "checkpoint_format"):
+        if str(config.get(name, "gemm")).lower() != "gemm":
+            config.fail(name, f"'gemm' of autoawq; {_WAY_OUT}")
     bits, group = (
         config.get("bits", config.get("w_bit")),
         config.get("group_size", config.get("q_group_size")),

@@ -155,6 +155,20 @@ PUBLISHED = {
         | {"backend": "autoawq", "modules_to_not_convert": None},
         ("AWQ gemm", (4,), (128,), (False, True)),
     ),
+    # As transformers 5 writes it again, and as gptqmodel does: a backend is a kernel.
+    "transformers-awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+        | {"backend": "auto", "format": "gemm", "desc_act": False, "sym": True},
+        ("AWQ gemm", (4,), (128,), (False, True)),
+    ),
+    "gptqmodel-awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "checkpoint_format": "gemm", "format": "gemm"},
+        ("AWQ gemm", (4,), (128,), (False, True)),
+    ),
+    "auto-round-awq": (
+        {"quant_method": "auto-round", "backend": "auto_round:auto_awq", "bits": 4, "group_size": 128},
+        ("AWQ gemm", (4,), (128,), (False, True)),
+    ),
     "auto-round": (
         {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 128}
         | {"sym": True, "data_type": "int", "iters": 0, "autoround_version": "0.14.2"}
@@ -198,6 +212,7 @@ REFUSED = [
     ({"group_size": 0}, "group_size is 0; expected inputs of a group, or -1"),
     ({"group_size": 48}, "64 inputs do not divide into words and groups"),
     ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'; expected 'gemm'"),
+    ({"quant_method": "awq", "checkpoint_format": "gemv_fast"}, "checkpoint_format is 'gemv_fast'; expected 'gemm'"),
     ({"quant_method": "awq", "version": "gemm", "backend": "llm-awq"}, "backend is 'llm-awq'; expected 'gemm'"),
     ({"quant_method": "auto-round", "packing_format": "auto_round:marlin"}, "is of 'marlin'"),
     ({"quant_method": "auto-round", "packing_format": "fake"}, "packing_format is 'fake'; expected 'auto_round:auto_g"),
