@@ -180,23 +180,23 @@ def _call(value: Any, arguments: str) -> WrittenCall | None:
 
 
 def forced(form: CallForm, tools: Sequence[dict[str, Any]]) -> str:
-    """A grammar, in Lark's syntax, of exactly one call of one of some tools."""
-    schemas = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                form.arguments: tool["function"].get("parameters") or {"type": "object"},
-            },
-            "required": ["name", form.arguments],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    schema = (schemas[0] if len(schemas) == 1 else {"anyOf": schemas}) | {"x-guidance": _AS_TEMPLATES_WRITE}
+    """A grammar, in Lark's syntax, of exactly one call of one of some tools.
+
+    The parameters of each tool are a schema of their own, since references in it (``#/$defs/Item``) begin at its root.
+    """
     before, after = ('"["', '"]"') if form.listed else ("", "")
     begin, end = (_mark(form, mark) if mark else "" for mark in (form.begin, form.end))
-    return f"start: {begin} {before} call {after} {end}\ncall: %json {json.dumps(schema)}\n"
+    calls = " | ".join(f"call_{number}" for number in range(len(tools)))
+    lines = [f"start: {begin} {before} call {after} {end}", f"call: {calls}"]
+    for number, tool in enumerate(tools):
+        name = json.dumps(tool["function"]["name"], ensure_ascii=False)
+        written = json.dumps(f'{{"name": {name}, "{form.arguments}": ', ensure_ascii=False)
+        schema = (tool["function"].get("parameters") or {"type": "object"}) | {"x-guidance": _AS_TEMPLATES_WRITE}
+        lines += [
+            f'call_{number}: {written} parameters_{number} "}}"',
+            f"parameters_{number}: %json {json.dumps(schema)}",
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def _mark(form: CallForm, mark: str) -> str:

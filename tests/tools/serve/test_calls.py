@@ -1,12 +1,13 @@
 """Calls of tools: found in the forms that families write, however the text is cut, and asked for of a model."""
 
-import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood.runtime.text.grammar import Grammars
+from draftwood.tests.bpe import train_tokenizer
 from draftwood.tools.serve.calls import CallForm, Calls, WrittenCall, forced, form_of, read_calls
 
 QWEN = CallForm(begin="<tool_call>", end="</tool_call>")
@@ -114,4 +115,19 @@ def test_marks_that_are_special_tokens_are_asked_for_by_id() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     lark = forced(form, [tool])
     assert lark.startswith('start: <[7]> "[" call "]" <[8]>\n')
-    assert json.loads(lark.partition("%json ")[2])["properties"]["name"] == {"const": "f"}
+    assert 'call_0: "{\\"name\\": \\"f\\", \\"arguments\\": " parameters_0 "}"\n' in lark
+
+
+def test_references_in_a_tools_parameters_begin_at_their_own_root() -> None:
+    """As pydantic writes models within models; ``#`` is the parameters, and not the call."""
+    pytest.importorskip("llguidance")
+    item = {"type": "object", "properties": {"n": {"const": 1}, "in": {"$ref": "#"}}, "additionalProperties": False}
+    inner = {"$ref": "#/$defs/Item"}
+    parameters = {"type": "object", "properties": {"a": inner}, "additionalProperties": False, "$defs": {"Item": item}}
+    tools = [{"function": {"name": name, "parameters": parameters}} for name in ("f", "g")]
+    tokenizer = train_tokenizer([], 261)
+    held = Grammars(tokenizer.to_str(), 261, [1]).begin(forced(LLAMA, tools))
+    text = '{"name": "g", "parameters": {"a": {"n": 1, "in": {"a": {}}}}}'
+    for position, token in enumerate(tokenizer.encode(text).ids):
+        assert held.allows(position, token)
+        held.take(position, token)
