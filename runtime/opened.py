@@ -29,7 +29,7 @@ from draftwood.runtime.speculation.apart import ApartGrammar
 from draftwood.runtime.trace import Trace
 from draftwood.runtime.tuned import tuned_times
 
-# Texts of asyncio that are decoded at the same time at most; others wait.
+# Threads of asyncio's texts that take steps, and as many of those that may wait for room; others wait for a thread.
 ASYNC_THREADS = 64
 
 _Given = TypeVar("_Given")
@@ -62,7 +62,8 @@ class OpenedBundle:
         self.engine_name, self.refused = opening.engine or "", refused
         self._policies: dict[str, Policies] = {}
         self._sharing = Sharing(engine, Caches(engine, opening.cache_bytes, opening.prefixes), opening.waiting)
-        self._threads: ThreadPoolExecutor | None = None
+        # Of asyncio's texts: those for steps, and those that may wait for room.
+        self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
         self._closed = False
         if bundle.tokenizer is not None:
             bundle.tokenizer.warm()
@@ -114,8 +115,7 @@ class OpenedBundle:
             options: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop``, ``ignore_eos``,
                 ``logprobs``, ``grammar`` and others, described at `draftwood.runtime.decoding.Asked`.
         """
-        if self._closed:
-            raise RequestError(f"{self.bundle.folder}: is closed; open it again")
+        self._check_open()
         chosen = Options.of(**options)
         chosen = chosen if held is None else dataclasses.replace(chosen, grammar=held)
         _check_kinds(policy, trace)
@@ -135,7 +135,7 @@ class OpenedBundle:
         """
         stream = await self._apart(partial(self.stream, prompt, **options))
         try:
-            return await self._apart(stream.run)
+            return await self._apart(stream.run, waits=True)
         finally:
             stream.cancel()
 
@@ -144,18 +144,26 @@ class OpenedBundle:
         stream = await self._apart(partial(self.stream, prompt, **options))
         pieces = iter(stream)
         try:
+            yield await self._apart(partial(next, pieces), waits=True)
             while (piece := await self._apart(partial(next, pieces, None))) is not None:
                 yield piece
         finally:
             stream.cancel()
 
-    async def _apart(self, call: Callable[[], _Given]) -> _Given:
-        """The result of a call, in its own thread."""
+    async def _apart(self, call: Callable[[], _Given], waits: bool = False) -> _Given:
+        """The result of a call, in its own thread. One that ``waits`` for room takes no thread of those by whose steps
+        room comes."""
         import asyncio  # a program that calls it has loaded it; others need not
 
+        self._check_open()
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(ASYNC_THREADS, "draftwood")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+            steps, waiting = (ThreadPoolExecutor(ASYNC_THREADS, f"draftwood-{name}") for name in ("steps", "waiting"))
+            self._threads = (steps, waiting)
+        return await asyncio.get_running_loop().run_in_executor(self._threads[waits], call)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError(f"{self.bundle.folder}: is closed; open it again")
 
     def _policies_of(self, name: str) -> Policies:
         """By a policy's name or a gear's; made once, for their tables are shared by all texts."""
@@ -170,8 +178,8 @@ class OpenedBundle:
             self._closed = True
             self.engine.close()
             self._sharing.close()
-            if self._threads is not None:
-                self._threads.shutdown(wait=False)
+            for threads in self._threads or ():
+                threads.shutdown(wait=False)
 
     def __enter__(self) -> Self:
         return self

@@ -131,6 +131,36 @@ def test_a_closed_bundle_answers_no_more(tiny_bundle: Path, prompt: list[int]) -
             refused()
 
 
+def test_a_closed_bundle_answers_no_more_on_asyncio(tiny_bundle: Path, prompt: list[int]) -> None:
+    async def closed() -> None:
+        model = draftwood.open(tiny_bundle, threads=1)
+        begun = model.astream(prompt, ignore_eos=True)
+        await anext(begun)
+        model.close()
+        for refused in (model.agenerate(prompt), anext(begun)):
+            with pytest.raises(RequestError, match="is closed; open it again"):
+                await refused
+
+    asyncio.run(closed())
+
+
+def test_texts_of_asyncio_that_wait_for_room_take_no_thread_of_those_that_have_it(
+    model: OpenedBundle, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "ASYNC_THREADS", 2)
+    asked: Any = {"max_new_tokens": 3, "ignore_eos": True}
+    room = model.engine.begin(min(gear.slots for gear in model.manifest.gears)).bytes
+    few = OpenedBundle(model.bundle, model.engine, Opening(cache_bytes=room))
+
+    async def streamed() -> str:
+        return "".join([piece async for piece in few.astream(prompt, **asked)])
+
+    async def together() -> list[str]:
+        return await asyncio.wait_for(asyncio.gather(*(streamed() for _ in range(6))), 20)
+
+    assert asyncio.run(together()) == [model.generate(prompt, **asked).text] * 6
+
+
 def requests(count: int) -> list[dict[str, Any]]:
     """Random requests: prompts of many lengths, greedy and sampled."""
     drawn = random.Random(7)
