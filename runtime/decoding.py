@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
-from draftwood.errors import RequestError
+from draftwood.errors import BusyError, RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.caches import Wanted
@@ -155,6 +155,7 @@ class Decoding:
 
     With ``sharing`` it waits for room, and takes its steps in launches with other texts. The first piece is empty and
     comes once there is room. The text keeps its room until it has ended, or until the iterator or the stream is closed.
+    A text whose iterator was closed early is cancelled; it is not begun anew.
 
     ``result`` is set when the iteration has ended.
     """
@@ -207,7 +208,13 @@ class Decoding:
                 yield self._next(self._begin)
             while self._finish is None:
                 yield self._next(self._step)
-            yield self.end()
+            if self.result is None:
+                yield self.end()
+        except BusyError:  # it has not begun, and may be asked for again
+            raise
+        except BaseException:  # the iterator was closed, too
+            self._finish = self._finish or "cancelled"
+            raise
         finally:
             if self._sharing is not None:
                 self._sharing.cancel(self)

@@ -144,6 +144,18 @@ def test_a_closed_bundle_answers_no_more_on_asyncio(tiny_bundle: Path, prompt: l
     asyncio.run(closed())
 
 
+def test_a_text_is_decoded_once_however_often_it_is_iterated_over(model: OpenedBundle, prompt: list[int]) -> None:
+    left, ended = (model.stream(prompt, max_new_tokens=30, ignore_eos=True) for _ in range(2))
+    whole = ended.run()
+    for _ in left:
+        if left.tokens:
+            break
+    begun = tuple(left.tokens)
+    result = left.run()
+    assert result.finish_reason == "cancelled" and result.token_ids == begun == whole.token_ids[: len(begun)]
+    assert ended.run() is whole
+
+
 def test_texts_of_asyncio_that_wait_for_room_take_no_thread_of_those_that_have_it(
     model: OpenedBundle, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
