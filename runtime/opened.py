@@ -110,7 +110,7 @@ class OpenedBundle:
             prompt: as ``generate`` takes it.
             policy: ``adaptive`` (the default), ``plain``, a gear's name for always its tree, or a policy
                 of one's own, made for this text.
-            trace: takes an event a step.
+            trace: takes an event a step; a new one for each text.
             held: the grammar of the options, if it has been compiled in a process of its own.
             options: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop``, ``ignore_eos``,
                 ``logprobs``, ``grammar`` and others, described at `draftwood.runtime.decoding.Asked`.
@@ -221,6 +221,8 @@ def _check_kinds(policy: object, trace: object) -> None:
         raise RequestError(f"policy: expected adaptive, plain, a gear's name or a Policy, got {type(policy).__name__}")
     if not isinstance(trace, Trace | None):
         raise RequestError(f"trace: expected a Trace, got {type(trace).__name__}")
+    if trace is not None and trace.events:
+        raise RequestError("trace: has the events of another text; give each text a Trace of its own")
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:

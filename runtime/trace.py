@@ -125,22 +125,23 @@ class Trace:
         """Appends the event of the step that just ended."""
         self._events.append(event)
 
-    def write(self, path: Path) -> None:
+    def write(self, path: str | Path) -> None:
         """Writes JSON lines, a header and then one event a line; the file is whole or not there at all.
 
         Raises:
             RequestError: the file cannot be written.
         """
         header = {"format": FORMAT, "version": VERSION, **self.meta}
-        _write(path, msgspec.json.Encoder().encode_lines([header, *self._events]))
+        _write(Path(path), msgspec.json.Encoder().encode_lines([header, *self._events]))
 
     @classmethod
-    def read(cls, path: Path) -> Trace:
+    def read(cls, path: str | Path) -> Trace:
         """Reads a file of ``write``.
 
         Raises:
             RequestError: not a trace, one of another version, or a broken line; the message has its number.
         """
+        path = Path(path)
         try:
             lines = read_regular(path).splitlines()
         except OSError as error:
@@ -154,7 +155,7 @@ class Trace:
                 raise RequestError(f"{path}: line {number}: expected a step event, got: {error}") from error
         return trace
 
-    def chrome(self, path: Path | None = None) -> dict[str, Any]:
+    def chrome(self, path: str | Path | None = None) -> dict[str, Any]:
         """The trace in the Chrome format, which Perfetto opens; also written to ``path`` if one is given.
 
         Every step is a span. It holds one span for each of draft, verify and accept that took time, laid end to end.
@@ -171,7 +172,7 @@ class Trace:
             end_ns = max(end_ns, round((event.start_us + event.total_us) * 1000))
         chrome = {"traceEvents": spans, "displayTimeUnit": "ms", "otherData": self.meta}
         if path is not None:
-            _write(path, msgspec.json.encode(chrome))
+            _write(Path(path), msgspec.json.encode(chrome))
         return chrome
 
 
@@ -180,12 +181,13 @@ def prompt_digest(ids: Sequence[int]) -> str:
     return hashlib.sha256(np.array(ids, "<i8").tobytes()).hexdigest()[:32]
 
 
-def form_of(path: Path) -> Literal["events", "chrome"]:
+def form_of(path: str | Path) -> Literal["events", "chrome"]:
     """Which form a trace file of this name has: ``.jsonl`` events, ``.json`` (``.chrome.json``) Chrome.
 
     Raises:
         RequestError: any other suffix.
     """
+    path = Path(path)
     forms: dict[str, Literal["events", "chrome"]] = {".jsonl": "events", ".json": "chrome"}
     if path.suffix not in forms:
         raise RequestError(
@@ -195,7 +197,7 @@ def form_of(path: Path) -> Literal["events", "chrome"]:
     return forms[path.suffix]
 
 
-def save(trace: Trace, path: Path) -> None:
+def save(trace: Trace, path: str | Path) -> None:
     """Writes a trace in the form that the file name asks for.
 
     Raises:

@@ -26,6 +26,7 @@ from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.step import Outcome
+from draftwood.runtime.trace import Trace
 from draftwood.trees.calibration import Calibration
 
 
@@ -154,6 +155,15 @@ def test_a_text_is_decoded_once_however_often_it_is_iterated_over(model: OpenedB
     result = left.run()
     assert result.finish_reason == "cancelled" and result.token_ids == begun == whole.token_ids[: len(begun)]
     assert ended.run() is whole
+
+
+def test_a_trace_is_of_one_text(model: OpenedBundle, prompt: list[int], tmp_path: Path) -> None:
+    trace, path = Trace(), str(tmp_path / "run.jsonl")
+    model.generate(prompt, max_new_tokens=3, trace=trace)
+    trace.write(path)
+    assert Trace.read(path).events == trace.events
+    with pytest.raises(RequestError, match="trace: has the events of another text"):
+        model.generate(prompt, max_new_tokens=3, trace=trace)
 
 
 def test_texts_of_asyncio_that_wait_for_room_take_no_thread_of_those_that_have_it(
