@@ -19,7 +19,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.caches import Wanted
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.opening import typed
-from draftwood.runtime.policy import Asking, Policy
+from draftwood.runtime.policy import Asking, Policy, a_gear
 from draftwood.runtime.sharing import Sharing, advance
 from draftwood.runtime.speculation.adjustment import Adjustment
 from draftwood.runtime.speculation.apart import ApartGrammar, ApartGuide
@@ -274,7 +274,8 @@ class Decoding:
     def wanted(self) -> Wanted:
         """The caches that it asks for."""
         manifest = self.engine.bundle.manifest
-        gear = self.policy.choose(len(self.prompt)) or max(manifest.gears, key=lambda gear: gear.slots)
+        length = len(self.prompt)
+        gear = a_gear(self.policy.choose(length) or max(manifest.gears, key=lambda gear: gear.slots), length)
         longest = min(len(self.prompt) + self.options.max_new_tokens, manifest.dims.context)
         return Wanted(self.prompt, longest, gear.slots, self.options.sampling)
 
@@ -329,7 +330,18 @@ class Decoding:
         return Asking(self.policy, self.state.length, self._late, match)
 
     def take(self, gear: Gear) -> None:
-        """The gear of the next step; the cache is grown to its KV length."""
+        """The gear of the next step; the cache is grown to its KV length.
+
+        Raises:
+            RequestError: the policy, which may be a user's own, chose a gear whose rows have no room.
+        """
+        trees = self.engine.bundle.manifest.trees
+        rows = next((tree.rows for tree in trees if tree.name == gear.tree), gear.slots)
+        if self.state.length + rows >= gear.slots:
+            raise RequestError(
+                f"policy: chose gear {gear.name} of KV length {gear.slots} after {self.state.length} tokens; expected a"
+                " gear of manifest.gears with room for its rows and a spare slot"
+            )
         if self.state.slots < gear.slots:
             self.state.grow(gear.slots)
         self._choice_us = _now_us() - self._began_us

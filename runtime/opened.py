@@ -216,8 +216,8 @@ def _engine(bundle: Bundle, opening: Opening) -> tuple[Engine, str, str | None]:
 
 
 def _check_kinds(policy: object, trace: object) -> None:
-    """Raises RequestError if one is no such thing: a text would find out at its first step."""
-    if not isinstance(policy, str | Policy):
+    """Raises RequestError if one cannot be used: a text would find out at its first step, or only its reader."""
+    if not isinstance(policy, str | Policy) or isinstance(policy, type):
         raise RequestError(f"policy: expected adaptive, plain, a gear's name or a Policy, got {type(policy).__name__}")
     if not isinstance(trace, Trace | None):
         raise RequestError(f"trace: expected a Trace, got {type(trace).__name__}")

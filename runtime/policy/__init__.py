@@ -1,7 +1,7 @@
 """The choice of each step's gear: the policies, what they learn of a step, and what they know beforehand."""
 
 from draftwood.runtime.policy.adaptive import Adaptive, Learned
-from draftwood.runtime.policy.choice import Policies, gears_for, widest_gear
+from draftwood.runtime.policy.choice import Policies, a_gear, gears_for, widest_gear
 from draftwood.runtime.policy.gears import PLAIN, Gears
 from draftwood.runtime.policy.policy import Asking, Expected, FixedTree, Policy
 
@@ -15,6 +15,7 @@ __all__ = [
     "Learned",
     "Policies",
     "Policy",
+    "a_gear",
     "gears_for",
     "widest_gear",
 ]

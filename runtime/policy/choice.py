@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
@@ -59,6 +60,11 @@ def gears_for(asking: Sequence[Asking], padded: bool = False) -> list[Gear]:
 
 
 def _alone(text: Asking) -> Gear:
-    gear = text.policy.choose(text.length, text.late, text.match)
-    assert gear is not None, "a text that fills the context has ended"
-    return gear
+    return a_gear(text.policy.choose(text.length, text.late, text.match), text.length)
+
+
+def a_gear(chosen: object, length: int) -> Gear:
+    """The choice of a policy, which may be a user's own; RequestError if it is no gear."""
+    if not isinstance(chosen, Gear):
+        raise RequestError(f"policy: chose {chosen!r:.80} after {length} tokens; expected a gear of manifest.gears")
+    return chosen

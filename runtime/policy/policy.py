@@ -60,7 +60,7 @@ class FixedTree:
 
     def __init__(self, bundle: Bundle, gear: str | None = None) -> None:
         self._gears = Gears.of(bundle)
-        self._tree, self._slots = (bundle.gear(gear).tree, bundle.gear(gear).slots) if gear else (PLAIN, 0)
+        self._tree, self._slots = (PLAIN, 0) if gear is None else (bundle.gear(gear).tree, bundle.gear(gear).slots)
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
         gears = [gear for gear in self._gears.with_room(length, self._slots) if gear.tree in (self._tree, PLAIN)]

@@ -166,6 +166,30 @@ def test_a_trace_is_of_one_text(model: OpenedBundle, prompt: list[int], tmp_path
         model.generate(prompt, max_new_tokens=3, trace=trace)
 
 
+class Always(FixedTree):
+    """A user's policy."""
+
+    def __init__(self, choice: Any) -> None:
+        self.choice = choice
+
+    def choose(self, length: int, late: int = 0, match: int = 0) -> Any:
+        return self.choice
+
+
+def test_a_policy_of_a_user_that_cannot_be_followed_is_told_so(model: OpenedBundle) -> None:
+    least = min(model.manifest.gears, key=lambda gear: gear.slots)
+    refused = {
+        "policy: expected adaptive, plain": Always,
+        "gear '': not in": "",
+        "policy: chose None after 120 tokens; expected a gear": Always(None),
+        "policy: chose 'plain' after 120 tokens; expected a gear": Always("plain"),
+        f"policy: chose gear {least.name} of KV length {least.slots} after": Always(least),
+    }
+    for message, policy in refused.items():
+        with pytest.raises(RequestError, match=message):
+            model.generate([5] * 120, max_new_tokens=20, ignore_eos=True, policy=policy)  # type: ignore[arg-type]
+
+
 def test_texts_of_asyncio_that_wait_for_room_take_no_thread_of_those_that_have_it(
     model: OpenedBundle, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
