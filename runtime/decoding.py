@@ -183,6 +183,7 @@ class Decoding:
         if options.stop_strings and bundle.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this bundle has none; stop by token ids instead")
         check_ids("stop_token_ids", options.stop_token_ids, bundle.manifest.dims.vocabulary)
+        _check_special(bundle.tokenizer, options.special_tokens)
         eos = () if options.ignore_eos else bundle.manifest.teacher.eos
         self._ends = frozenset((*options.stop_token_ids, *eos))
         self._silent = self._unshown()
@@ -476,6 +477,14 @@ def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:
         )
     check_ids("prompt", prompt, dims.vocabulary)
     return tuple(prompt)
+
+
+def _check_special(tokenizer: Tokenizer | None, names: Sequence[str]) -> None:
+    strange = next((name for name in names if tokenizer is not None and tokenizer.token_id(name) is None), None)
+    if strange is not None:
+        raise RequestError(
+            f"special_tokens: {strange!r:.80} is no token of this bundle; expected the spelling of its vocabulary"
+        )
 
 
 def _grammar(engine: Engine, grammar: Grammar | ApartGrammar) -> TextGrammar | ApartGrammar:

@@ -190,6 +190,11 @@ def test_a_policy_of_a_user_that_cannot_be_followed_is_told_so(model: OpenedBund
             model.generate([5] * 120, max_new_tokens=20, ignore_eos=True, policy=policy)  # type: ignore[arg-type]
 
 
+def test_a_special_token_that_the_vocabulary_lacks_is_refused(model: OpenedBundle, prompt: list[int]) -> None:
+    with pytest.raises(RequestError, match="special_tokens: '<thnik>' is no token of this bundle"):
+        model.generate(prompt, special_tokens=["<thnik>"])
+
+
 def test_texts_of_asyncio_that_wait_for_room_take_no_thread_of_those_that_have_it(
     model: OpenedBundle, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
