@@ -97,6 +97,9 @@ class Restriction:
             self._allowed_V[:] = False
             self._allowed_V[list(wishes.allowed_token_ids)] = True
         self._tokens: list[int] = []
+        given = [name for name in ("allowed_token_ids", "bad_words", "min_tokens") if getattr(wishes, name)]
+        first, *others = [*given, *(["grammar"] if grammar is not None else [])]
+        self._names = f"{first}: with {' and '.join(others)}" if others else f"{first}: after this text"
 
     def allows(self, position: int, token: int) -> bool:
         if not self._own(position)[token]:
@@ -108,7 +111,7 @@ class Restriction:
         if self._grammar is not None:
             allowed_V &= self._grammar.allowed(position)
         if not allowed_V.any():
-            raise RequestError("allowed_token_ids: with what else is asked for, no token can go on with the text")
+            raise RequestError(f"{self._names}, no token can go on with the text; ask for less")
         return allowed_V
 
     def take(self, position: int, token: int) -> None:

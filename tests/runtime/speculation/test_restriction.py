@@ -142,6 +142,16 @@ def test_penalties_are_exact_with_every_tree(model: OpenedBundle, sampling: dict
     assert grammar.text.replace(" ", "").isalpha()
 
 
+def test_a_text_that_cannot_go_on_names_what_was_asked_for() -> None:
+    grammar = Restriction(Wishes(allowed_token_ids=(2,)), set(), {1}, 4, 0, None)
+    for wishes, words, said in (
+        (Wishes(bad_words=("a",)), {(2,)}, "bad_words: with grammar"),
+        (Wishes(allowed_token_ids=(1,), min_tokens=3), set[Any](), "allowed_token_ids: with min_tokens and grammar"),
+    ):
+        with pytest.raises(RequestError, match=f"{said}, no token can go on with the text"):
+            Restriction(wishes, words, {1}, 4, 0, grammar).allowed(0)
+
+
 def test_a_restriction_goes_back_with_the_text() -> None:
     wishes = Wishes(allowed_token_ids=(1, 2, 3, 4), min_tokens=2)
     one = Restriction(wishes, {(2, 3), (4,)}, [1], 6, 10, None)
@@ -171,7 +181,7 @@ def test_a_restriction_goes_back_with_the_text() -> None:
         ({"bad_words": [" "]}, "bad_words: expected words"),
         ({"min_tokens": 9, "max_new_tokens": 8}, "min_tokens: 9, but the text has at most 8"),
         ({"min_tokens": 2, "grammar": "start: /a*/"}, "min_tokens: the grammar says"),
-        ({"min_tokens": 2, "allowed_token_ids": [END]}, "allowed_token_ids: with what else is asked for"),
+        ({"min_tokens": 2, "allowed_token_ids": [END]}, "allowed_token_ids: with min_tokens, no token"),
     ],
     ids=str,
 )
