@@ -98,8 +98,8 @@ class Restriction:
             self._allowed_V[list(wishes.allowed_token_ids)] = True
         self._tokens: list[int] = []
         given = [name for name in ("allowed_token_ids", "bad_words", "min_tokens") if getattr(wishes, name)]
-        first, *others = [*given, *(["grammar"] if grammar is not None else [])]
-        self._names = f"{first}: with {' and '.join(others)}" if others else f"{first}: after this text"
+        given += ["grammar"] if grammar is not None else []
+        self._names = f"{given[0]}: " + (f"with {' and '.join(given[1:])}" if given[1:] else "after this text")
 
     def allows(self, position: int, token: int) -> bool:
         if not self._own(position)[token]:
