@@ -7,7 +7,7 @@ says which. All times are in seconds, all memory in bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, get_args
@@ -230,30 +230,20 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def _step(self, rows: int, slots: int, texts: int) -> LatencyEntry:
         steps = self._at(slots, texts)
-        padded = next((size for size in steps if size >= rows), None)
-        if padded is None:
-            raise TreeError(
-                f"latency table: no step of {rows} rows at KV length {slots}; it goes up to {max(steps)} rows;"
-                " profile again with more --rows"
-            )
-        return steps[padded]
+        return steps[_least(steps, rows, f"of {rows} rows at KV length {slots}", " rows", "more --rows")]
 
     def _padded(self, texts: int) -> int:
         """The number of texts of the smallest graphs that hold ``texts``."""
-        size = next((count for count in self._steps if count >= texts), None)
-        if size is None:
-            raise TreeError(
-                f"latency table: no step of {texts} texts; it goes up to {max(self._steps)}; profile again with more"
-                " --batch-size"
-            )
-        return size
+        return _least(self._steps, texts, f"of {texts} texts", "", "more --batch-size")
 
     def _at(self, slots: int, texts: int) -> dict[int, LatencyEntry]:
         steps = self._steps[self._padded(texts)]
-        padded = next((size for size in steps if size >= slots), None)
-        if padded is None:
-            raise TreeError(
-                f"latency table: no step at KV length {slots}; it goes up to {max(steps)}; profile again with"
-                " a larger --kv"
-            )
-        return steps[padded]
+        return steps[_least(steps, slots, f"at KV length {slots}", "", "a larger --kv")]
+
+
+def _least(sizes: Collection[int], size: int, step: str, unit: str, more: str) -> int:
+    """The first of ascending ``sizes`` that holds ``size``; TreeError if none does, with the option that gives one."""
+    padded = next((each for each in sizes if each >= size), None)
+    if padded is None:
+        raise TreeError(f"latency table: no step {step}; it goes up to {max(sizes)}{unit}; profile again with {more}")
+    return padded
