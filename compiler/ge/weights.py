@@ -9,6 +9,7 @@ weights can be bound after the build.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, cast
@@ -79,7 +80,7 @@ def plan_weights(
         )
         if name not in linked:
             at += -(-length // ALIGNMENT) * ALIGNMENT
-    files = {str(file): list_file(file) for file in sorted({file for file, _ in linked.values()})}
+    files = {str(file): _linked_file(file) for file in sorted({file for file, _ in linked.values()})}
     return WeightIndex(dtype=_name(dtype), bytes=at, constants=constants, linked=files)
 
 
@@ -139,10 +140,21 @@ def map_npu_weights(folder: Path, index: WeightIndex) -> dict[str, Tensor]:
     return values
 
 
+def _linked_file(path: Path) -> File:
+    """The entry of a checkpoint's file. Its digest is taken once in a process, since every rank and engine asks."""
+    status = path.stat()
+    return _listed(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@cache
+def _listed(path: Path, *_stamps: int) -> File:
+    return list_file(path)
+
+
 def _check_linked(path: Path, built: File) -> None:
     """BundleError if weights that stayed in the checkpoint would be read next to others of another one."""
     try:
-        same = list_file(path) == built
+        same = _linked_file(path) == built
     except OSError as error:
         raise BundleError(
             f"{path}: cannot be read ({error}); put the checkpoint back, or build the bundle again"
