@@ -1,7 +1,7 @@
 """PyTorch's ONNX exporter, without what takes most of its time.
 
-``torch.onnx.export`` parses the sources of all operators' forms anew for every graph; here they are parsed once. It
-also traces each program again, to replace operators that have no form; a program that has none is taken as it is.
+``torch.onnx.export`` parses the sources of all operators' forms anew for every graph; here they are not parsed at all.
+It also traces each program again, to replace operators that have no form; a program that has none is taken as it is.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import onnx
 import onnx_ir as ir
 import torch
+from onnxscript.values import TracedOnnxFunction
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter import _core, _decomp, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -175,4 +177,7 @@ def _registry(cpu: bool) -> ONNXRegistry:
 
 @cache
 def _theirs() -> ONNXRegistry:
-    return ONNXRegistry.from_torchlib(opset_version=OPSET)
+    # The list of forms holds the domain of each, for which its source is parsed; the registry does not read it.
+    unread = patch.object(TracedOnnxFunction, "function_ir", SimpleNamespace(domain=""))
+    with unread:
+        return ONNXRegistry.from_torchlib(opset_version=OPSET)

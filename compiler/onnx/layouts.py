@@ -40,11 +40,11 @@ def lay_out(weights: Path, graphs: Sequence[Path]) -> None:
     """Adds the layouts of all matrices that the graphs multiply by to ``weights``, and tells the graphs of them."""
     models = {path: onnx.load(str(path), load_external_data=False) for path in graphs}
     layouts: dict[Span, dict[str, str]] = {}
-    with Appending(weights) as file:
+    with Appending(weights) as file, tempfile.TemporaryDirectory(dir=weights.parent, prefix="layout-") as apart:
         for model in models.values():
             for span, product in _products(model).items():
                 if span not in layouts:
-                    layouts[span] = _laid_out(product, weights.parent, file, f"{LAYOUTS}{len(layouts)}")
+                    layouts[span] = _laid_out(product, Path(apart), file, f"{LAYOUTS}{len(layouts)}")
     for path, model in models.items():
         for tensor in model.graph.initializer:
             for key, value in layouts.get(_span(tensor), {}).items():
@@ -82,19 +82,20 @@ def _products(model: onnx.ModelProto) -> dict[Span, onnx.ModelProto]:
     return products
 
 
-def _laid_out(product: onnx.ModelProto, folder: Path, file: Appending, name: str) -> dict[str, str]:
-    """The layout of a product's matrix, appended to ``file`` in ``folder``: entries for its external data."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix="layout-") as apart:
-        options = pool_options(threads=1, spins=False)
-        options.optimized_model_filepath = str(Path(apart, _MODEL))
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-        for key, value in _OPTIONS.items():
-            options.add_session_config_entry(key, value)
-        ort.InferenceSession(product.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        saved = onnx.load(str(Path(apart, _MODEL)), load_external_data=False)
-        with Path(apart, _DATA).open("rb") as data:
-            saved_values = [e.value for t in saved.graph.initializer for e in t.external_data if "|" in e.value]
-            values = [_moved(value, data, file, f"{name}.{number}") for number, value in enumerate(saved_values)]
+def _laid_out(product: onnx.ModelProto, apart: Path, file: Appending, name: str) -> dict[str, str]:
+    """The layout of a product's matrix, appended to ``file``: entries for its external data. ``apart`` is a folder next
+    to the weights for onnxruntime's files."""
+    options = pool_options(threads=1, spins=False)
+    options.optimized_model_filepath = str(apart / _MODEL)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(apart.parent))
+    for key, value in _OPTIONS.items():
+        options.add_session_config_entry(key, value)
+    ort.InferenceSession(product.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    saved = onnx.load(str(apart / _MODEL), load_external_data=False)
+    values = [e.value for t in saved.graph.initializer for e in t.external_data if "|" in e.value]
+    if values:
+        with (apart / _DATA).open("rb") as data:
+            values = [_moved(value, data, file, f"{name}.{number}") for number, value in enumerate(values)]
     # onnxruntime makes a Gemm of a MatMul and the addition after it, whose layout is the same by another name.
     values += [value.replace("MatMul+", "Gemm+", 1) for value in values if value.startswith("MatMul+")]
     return {f"prepacked_{number}": value for number, value in enumerate(values)}
