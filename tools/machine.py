@@ -30,7 +30,10 @@ import json
 from draftwood.runtime.engines.qnn import Htp
 print(json.dumps(Htp().emulated))
 """
-SET_ENV = ("/usr/local/Ascend/ascend-toolkit/set_env.sh", "~/Ascend/ascend-toolkit/set_env.sh")
+# In CANN 8.5.0 and later, and before.
+SET_ENV = tuple(
+    f"{root}/Ascend/{name}/set_env.sh" for root in ("/usr/local", "~") for name in ("cann", "ascend-toolkit")
+)
 
 
 def processor(cpuinfo: str | None = None) -> dict[str, object]:

@@ -115,6 +115,10 @@ def test_torch_npu_without_cann(npu_host: Path, monkeypatch: pytest.MonkeyPatch)
     assert found["ascend"]["torchair"] == "offline"
     assert found["can"]["run on an NPU (npu)"]["missing"] == ["cann", "npu"]
     assert any("TORCH_DEVICE_BACKEND_AUTOLOAD=0" in step for step in found["next_steps"])
+    (npu_host / "Ascend" / "cann").mkdir(parents=True)
+    (npu_host / "Ascend" / "cann" / "set_env.sh").touch()  # where 8.5.0 and later have it
+    monkeypatch.setenv("HOME", str(npu_host))
+    assert any(step.endswith("source ~/Ascend/cann/set_env.sh") for step in doctor.report()["next_steps"])
     monkeypatch.setenv("ASCEND_HOME_PATH", "nowhere")
     monkeypatch.setattr(machine, "SET_ENV", ())
     assert any("where ASCEND_HOME_PATH points" in step for step in doctor.report()["next_steps"])
