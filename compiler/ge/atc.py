@@ -6,6 +6,7 @@ Option names and defaults: the ATC guide of GE's open source (docs/zh/user_guide
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import PurePosixPath
 
 from draftwood.manifest import File
@@ -39,22 +40,29 @@ def atc_command(air: str, soc: str, packed: bool = False) -> list[str]:
 def atc_script(airs: Iterable[str], packed: bool = False, linked: Mapping[str, File] | None = None) -> str:
     """A shell script that compiles every graph for the usual chip, or for the one that ``SOC_VERSION`` names.
 
-    ATC reads ``linked`` weights in the checkpoint's own files, which must be those of the build. The last file that the
-    script writes names the bundle of the ``.om`` files; the engine that runs them reads it.
+    Images of vllm-ascend set that variable to a name in lower case, which ATC does not know. ATC names no graph while
+    it compiles, so the script does. ATC reads ``linked`` weights in the checkpoint's own files, which must be those of
+    the build. The last file that the script writes names the bundle and the chip of the ``.om`` files; the engine that
+    runs them reads it.
     """
     same = [f"{file.sha256}  {path}" for path, file in (linked or {}).items()]
     changed = "the checkpoint has changed since the bundle was built: put its files back, or build the bundle again"
     lines = [
         "#!/bin/sh",
         "# Compiles every graph of this folder with CANN's ATC; needs the chip's ops package, not the chip.",
-        'set -eu; cd "$(dirname "$0")"',
+        f'set -eu; cd "$(dirname "$0")"; soc=${{SOC_VERSION:-{SOC}}}',
         "command -v atc >/dev/null || {",
         '    echo "$0: atc is not on the path; source CANN\'s set_env.sh first" >&2; exit 1',
         "}",
+        'case "$soc" in Ascend[0-9]*) ;; *)',
+        f'    echo "$0: SOC_VERSION=$soc is no chip of ATC; expected a name such as {SOC}" >&2; exit 1',
+        "esac",
         *(["sha256sum -c - >/dev/null <<'FILES' || {", *same, "FILES"] if same else []),
         *([f'    echo "$0: {changed}" >&2; exit 1', "}"] if same else []),
         "rm -rf om; mkdir om",
-        *(" ".join(atc_command(air, "${SOC_VERSION:-" + SOC + "}", packed)) for air in airs),
-        "sha256sum ../manifest.json > om/manifest.sha256",
+        *chain.from_iterable(
+            (f'echo "{PurePosixPath(air).name} for $soc"', " ".join(atc_command(air, '"$soc"', packed))) for air in airs
+        ),
+        '{ sha256sum ../manifest.json; echo "$soc"; } > om/manifest.sha256',
     ]
     return "\n".join(lines) + "\n"

@@ -59,7 +59,7 @@ def npu_report(
     ``keep`` is given the report before and after each of them: it names the running and the remaining ones. So whenever
     the process is ended, all findings are there. A failure ends only the steps that need its result.
     """
-    npus = doctor["ascend"]["npus"]
+    npus, chips = doctor["ascend"]["npus"], doctor["ascend"]["chips"]
     report: dict[str, Any] = {
         "doctor": doctor,
         "cann": cann_version(),
@@ -74,7 +74,8 @@ def npu_report(
     }
     ends = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="draftwood-npu-", ignore_cleanup_errors=True) as name:
-        tasks = [*_probes(npus), *_commands(Path(name), npus, bool(npus or doctor["ascend"]["npu_device_files"]))]
+        device = bool(npus or doctor["ascend"]["npu_device_files"])
+        tasks = [*_probes(npus), *_commands(Path(name), npus, next(iter(chips), ""), device)]
         for number, task in enumerate(tasks):
             report |= {"running": task.name, "left": [later.name for later in tasks[number + 1 :]]}
             keep(without_names(report))
@@ -120,8 +121,8 @@ def two_devices(backend: str, limit_s: float = PIECE_SECONDS) -> list[dict[str, 
     return probed("torch.distributed.run", *launcher, limit_s=limit_s)
 
 
-def _commands(folder: Path, npus: int, device: bool) -> Iterator[Trial]:
-    for step in steps(folder, npus) if device else ():
+def _commands(folder: Path, npus: int, chip: str, device: bool) -> Iterator[Trial]:
+    for step in steps(folder, npus, chip) if device else ():
         yield Trial(step.name, partial(_done, step, folder))
 
 

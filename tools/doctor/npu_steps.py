@@ -41,9 +41,9 @@ class TrialCommand:
     needs: Path | None = None
 
 
-def steps(folder: Path, npus: int = 1) -> list[TrialCommand]:
-    """All steps; what they make lies in ``folder``."""
-    commands = [*_built(folder, "medusa"), *_checked(folder, "medusa", "npu"), _atc(folder, "medusa")]
+def steps(folder: Path, npus: int = 1, chip: str = "") -> list[TrialCommand]:
+    """All steps; what they make lies in ``folder``, compiled for ``chip``."""
+    commands = [*_built(folder, "medusa"), *_checked(folder, "medusa", "npu"), _atc(folder, "medusa", chip)]
     commands += _checked(folder, "medusa", "acl")
     commands += [*_built(folder, "eagle3"), *_checked(folder, "eagle3", "npu")]
     commands += [*_built(folder, "wide"), *_checked(folder, "wide", "npu"), _bench(folder, "wide", "npu")]
@@ -52,7 +52,7 @@ def steps(folder: Path, npus: int = 1) -> list[TrialCommand]:
         *_checked(folder, "wide-w8a8", "npu"),
         _bench(folder, "wide-w8a8", "npu"),
     ]
-    commands += [_atc(folder, "wide"), *_checked(folder, "wide", "acl"), _bench(folder, "wide", "acl")]
+    commands += [_atc(folder, "wide", chip), *_checked(folder, "wide", "acl"), _bench(folder, "wide", "acl")]
     commands += [*_built(folder, "wide-8"), *_checked(folder, "wide-8", "npu")]
     commands += [*_checked(folder, "wide", "npu-captured"), _bench(folder, "wide", "npu-captured")]
     commands += [_bench(folder, name, "npu") for name in ("medusa", "eagle3")]
@@ -87,8 +87,10 @@ def _made(folder: Path, name: str, engine: str) -> Path:
     return folder / name / "npu" / "om" if engine == "acl" else folder / name
 
 
-def _atc(folder: Path, name: str) -> TrialCommand:
-    return TrialCommand(f"atc {name}", ("sh", str(folder / name / "npu" / "atc.sh")), 1200, needs=folder / name)
+def _atc(folder: Path, name: str, chip: str) -> TrialCommand:
+    # Without a chip's name for the usual one, whatever the session's own variable says.
+    command = ("env", f"SOC_VERSION={chip}", "sh", str(folder / name / "npu" / "atc.sh"))
+    return TrialCommand(f"atc {name}", command, 1200, needs=folder / name)
 
 
 def _profiled(folder: Path) -> Iterator[TrialCommand]:

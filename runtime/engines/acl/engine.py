@@ -22,7 +22,7 @@ from draftwood.runtime.speculation.kv_cache import Buffer
 
 OM_FOLDER = "npu/om"
 WEIGHT_FOLDER = "weight"  # where ATC puts what ``--external_weight`` keeps out of the models
-# What the script that calls ATC writes last: the SHA-256 of the manifest that the models were made under.
+# What the script that calls ATC writes last: the SHA-256 of the manifest that the models were made under, and the chip.
 MADE_OF = "manifest.sha256"
 
 
@@ -35,6 +35,13 @@ class AclExecutor:
         missing = [path for path in paths.values() if not path.is_file()]
         if missing:
             raise BundleError(f"{missing[0]}: missing; run {bundle.folder}/npu/atc.sh again")
+        # CANN compares families of chips alone; a kernel is cut for the number of cores of one.
+        here, chip = (library.value("aclrtGetSocName") or b"").decode(), _made_of(folder)[2:]
+        if here and chip and chip != [here]:
+            raise BundleError(
+                f"{folder}: compiled for {chip[0]}, and the device is {here}; run"
+                f" SOC_VERSION={here} sh {bundle.folder}/npu/atc.sh"
+            )
         self._kind = graphs.precision.caches
         self.device = AclDevice(library)
         try:
@@ -94,12 +101,17 @@ def compiled(folder: Path) -> Path:
     """The folder of a bundle's ``.om`` files; BundleError unless all were compiled from the bundle as it is now."""
     models, again = folder / OM_FOLDER, f"run {folder}/npu/atc.sh on a machine with CANN"
     try:
-        made_of = read_regular(models / MADE_OF, 1 << 10).decode().split()[0]
+        made_of = _made_of(models)[0]
     except (OSError, ValueError, IndexError):
         raise BundleError(f"{models}: holds no .om files, or not all; {again}") from None
     if made_of != hashlib.sha256(read_regular(folder / MANIFEST_FILE)).hexdigest():
         raise BundleError(f"{models}: made of another build of the bundle, or of other weights; {again} again")
     return models
+
+
+def _made_of(models: Path) -> list[str]:
+    """The words of the script's last file: digest, manifest, and the chip, which older scripts leave out."""
+    return read_regular(models / MADE_OF, 1 << 10).decode().split()
 
 
 def is_ready(bundle: Bundle) -> bool:

@@ -180,6 +180,26 @@ def test_linked_weights_of_a_changed_checkpoint_are_refused(tmp_path: Path) -> N
         map_npu_weights(tmp_path, index)
 
 
+@pytest.mark.parametrize(
+    ("chip", "code", "said"),
+    [
+        ({}, 7, "a.air for Ascend910B3\n--soc_version=Ascend910B3\nb.air for Ascend910B3\n"),
+        ({"SOC_VERSION": "Ascend910_9391"}, 7, "a.air for Ascend910_9391\n--soc_version=Ascend910_9391\nb.air for "),
+        # As images of vllm-ascend have it.
+        ({"SOC_VERSION": "ascend910b1"}, 1, "atc.sh: SOC_VERSION=ascend910b1 is no chip of ATC; expected a name such"),
+    ],
+)
+def test_the_graph_and_chip_of_a_failure_are_named(tmp_path: Path, chip: dict[str, str], code: int, said: str) -> None:
+    script, tools = tmp_path / "atc.sh", tmp_path / "tools"
+    script.write_text(atc_script(["npu/a.air", "npu/b.air"]))
+    tools.mkdir()
+    (tools / "atc").write_text('#!/bin/sh\n[ "$3" != --model=b.air ] || exit 7; echo "$5"\n')
+    (tools / "atc").chmod(0o755)
+    path = {"PATH": f"{tools}:{os.environ['PATH']}"} | chip
+    done = subprocess.run(["sh", script], env=path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert (done.returncode, (tmp_path / "om" / "manifest.sha256").exists()) == (code, False) and said in done.stdout
+
+
 def test_weights_of_another_model_are_refused(
     copied: tuple[Path, Manifest], tmp_path: Path, request_: BuildRequest, tiny_source: Path, save_pangu: Callable
 ) -> None:

@@ -163,6 +163,8 @@ def test_the_steps_are_draftwoods(
             # The bundles are for an NPU alone, and only some commands can take one.
             assert step.needs not in {tmp_path / name for name in BUNDLES} or "--engine" in step.command, step.name
     assert main([*found["check split"].command[-4:]]) == 2
+    atc = [step.command for step in steps(tmp_path, 1, "Ascend910_9391") if step.name.startswith("atc ")]
+    assert len(atc) == 2 and all("SOC_VERSION=Ascend910_9391" in command for command in atc)
 
 
 def test_the_steps_work_in_a_folder_with_a_blank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,12 @@ def test_a_bundle_that_is_not_for_one_npu(compiled_bundle: Path) -> None:
         (lambda om: shutil.rmtree(om), "holds no .om files, or not all; run"),
         (lambda om: (om / "manifest.sha256").unlink(), "holds no .om files, or not all; run"),
         (lambda om: (om / "manifest.sha256").write_text("0" * 64), "made of another build of the bundle"),
+        (
+            lambda om: (om / "manifest.sha256").write_text(
+                (om / "manifest.sha256").read_text().replace("Ascend910B3", "Ascend910B4")
+            ),
+            "npu/om: compiled for Ascend910B4, and the device is Ascend910B3; run SOC_VERSION=Ascend910B3 sh ",
+        ),
         (lambda om: (om / "decode-kv128.om").unlink(), "decode-kv128.om: missing; run"),
         (lambda om: shutil.rmtree(om / "weight"), "weight: no weights; expected the files that atc.sh makes"),
         (lambda om: (om / "draft.om").write_bytes(b"other"), "draft.om: aclmdlQuerySize: error 100016, this CANN"),
