@@ -37,16 +37,19 @@ def atc_command(air: str, soc: str, packed: bool = False) -> list[str]:
     ]
 
 
-def atc_script(airs: Iterable[str], packed: bool = False, linked: Mapping[str, File] | None = None) -> str:
+def atc_script(
+    airs: Iterable[str], packed: bool = False, linked: Mapping[str, File] | None = None, later: str = ""
+) -> str:
     """A shell script that compiles every graph for the usual chip, or for the one that ``SOC_VERSION`` names.
 
     Images of vllm-ascend set that variable to a name in lower case, which ATC does not know. ATC names no graph while
     it compiles, so the script does. ATC reads ``linked`` weights in the checkpoint's own files, which must be those of
-    the build. The last file that the script writes names the bundle and the chip of the ``.om`` files; the engine that
-    runs them reads it.
+    the build; ``later`` is the weights file that bind writes, if the build wrote none. The last file that the script
+    writes names the bundle and the chip of the ``.om`` files; the engine that runs them reads it.
     """
     same = [f"{file.sha256}  {path}" for path, file in (linked or {}).items()]
     changed = "the checkpoint has changed since the bundle was built: put its files back, or build the bundle again"
+    unbound = "the bundle was built without weights: draftwood bind BUNDLE MODEL gives them, and comes first"
     lines = [
         "#!/bin/sh",
         "# Compiles every graph of this folder with CANN's ATC; needs the chip's ops package, not the chip.",
@@ -57,6 +60,7 @@ def atc_script(airs: Iterable[str], packed: bool = False, linked: Mapping[str, F
         'case "$soc" in Ascend[0-9]*) ;; *)',
         f'    echo "$0: SOC_VERSION=$soc is no chip of ATC; expected a name such as {SOC}" >&2; exit 1',
         "esac",
+        *([f"[ -e {later} ] || {{", f'    echo "$0: {unbound}" >&2; exit 1', "}"] if later else []),
         *(["sha256sum -c - >/dev/null <<'FILES' || {", *same, "FILES"] if same else []),
         *([f'    echo "$0: {changed}" >&2; exit 1', "}"] if same else []),
         "rm -rf om; mkdir om",

@@ -106,7 +106,8 @@ class GeTarget(Target):
                 graphs.append(graph)
                 used |= operators
         if lowering.ranks == 1:  # ATC compiles no graph with collectives for these chips
-            script = atc_script([graph.file for graph in graphs], bool(lowering.config.packed), index.linked)
+            packed, later = bool(lowering.config.packed), WEIGHTS_FILE if lowering.mode == "none" else ""
+            script = atc_script([graph.file for graph in graphs], packed, index.linked, later)
             (lowering.folder / FOLDER / "atc.sh").write_text(script)
         return tuple(
             m.GraphSet(

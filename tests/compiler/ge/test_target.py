@@ -200,6 +200,20 @@ def test_the_graph_and_chip_of_a_failure_are_named(tmp_path: Path, chip: dict[st
     assert (done.returncode, (tmp_path / "om" / "manifest.sha256").exists()) == (code, False) and said in done.stdout
 
 
+def test_graphs_without_weights_are_not_compiled(tmp_path: Path) -> None:
+    script, tool = tmp_path / "npu" / "atc.sh", tmp_path / "atc"
+    script.parent.mkdir()
+    script.write_text(atc_script([], later="weights.bin"))
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    (tmp_path / "manifest.json").touch()
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    started = partial(subprocess.run, ["sh", script], env=path, capture_output=True, text=True)
+    assert "built without weights: draftwood bind BUNDLE MODEL gives them" in started().stderr
+    (script.parent / "weights.bin").touch()
+    assert started().returncode == 0
+
+
 def test_weights_of_another_model_are_refused(
     copied: tuple[Path, Manifest], tmp_path: Path, request_: BuildRequest, tiny_source: Path, save_pangu: Callable
 ) -> None:
