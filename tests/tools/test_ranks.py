@@ -232,8 +232,12 @@ def test_torchrun_ends_no_rank_before_its_line() -> None:
     assert (done.returncode, done.stderr) == (1, "draftwood: error: the loss\n")
 
 
-def test_ranks_are_started_by_torchrun(bundle_of: Build) -> None:
+def test_ranks_are_started_by_torchrun(bundle_of: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match="torchrun did not start this process; start it as torchrun --standalone"):
+        RanksEngine(bundle_of("medusa", 2))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(ranks_module, "npu_count", lambda: 1)
+    with pytest.raises(RequestError, match="is of 2 ranks, a device each, and torch_npu finds 1 here; look at ASCEND"):
         RanksEngine(bundle_of("medusa", 2))
 
 

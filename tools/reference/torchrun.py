@@ -264,11 +264,11 @@ class RanksEngine(Held, StaticEngine):
     executor: Ranks
 
     def __init__(self, bundle: Bundle, opening: Opening = USUAL, local: Local = local_executor) -> None:
-        self.ranks = bundle.npu_graphs().ranks
-        rank = _own_number(bundle.folder, self.ranks)
+        self.ranks, npus = bundle.npu_graphs().ranks, npu_count()
+        rank = _own_number(bundle.folder, self.ranks, npus)
         torch.set_num_threads(max(counted_threads(opening.threads) // self.ranks, 1))
         executor = local(bundle, rank)  # which loads torch_npu, if there is one
-        distributed.init_process_group("hccl" if npu_count() else "gloo", timeout=PATIENCE)
+        distributed.init_process_group("hccl" if npus else "gloo", timeout=PATIENCE)
         local_rank, orders = Rank(bundle, executor), Orders()
         if rank:
             _follow(local_rank, orders, rank)
@@ -280,8 +280,8 @@ class RanksEngine(Held, StaticEngine):
         self.executor.close()
 
 
-def _own_number(folder: Path, ranks: int) -> int:
-    """This process's rank; the ranks are all of one machine."""
+def _own_number(folder: Path, ranks: int, npus: int) -> int:
+    """This process's rank; the ranks are all of one machine, each on an NPU of its own if there is one."""
     started_ranks, rank = os.environ.get("WORLD_SIZE"), int(os.environ.get("RANK", 0))
     if started_ranks != str(ranks):
         if rank:
@@ -290,6 +290,13 @@ def _own_number(folder: Path, ranks: int) -> int:
         raise RequestError(
             f"--engine ranks: {folder} is of {ranks} ranks, and {started}; start it as torchrun --standalone"
             f" --nproc-per-node {ranks} -m -- draftwood.tools.cli ..."
+        )
+    if 0 < npus < ranks:
+        if rank:
+            sys.exit(2)
+        raise RequestError(
+            f"--engine ranks: {folder} is of {ranks} ranks, a device each, and torch_npu finds {npus} here; look at"
+            " ASCEND_RT_VISIBLE_DEVICES, or build it for fewer"
         )
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # to whatever this machine's name resolves
