@@ -53,7 +53,7 @@ def atc_script(
     lines = [
         "#!/bin/sh",
         "# Compiles every graph of this folder with CANN's ATC; needs the chip's ops package, not the chip.",
-        f'set -eu; cd "$(dirname "$0")"; soc=${{SOC_VERSION:-{SOC}}}',
+        f'set -eu; CDPATH= cd "$(dirname "$0")"; soc=${{SOC_VERSION:-{SOC}}}',
         "command -v atc >/dev/null || {",
         '    echo "$0: atc is not on the path; source CANN\'s set_env.sh first" >&2; exit 1',
         "}",

@@ -200,6 +200,18 @@ def test_the_graph_and_chip_of_a_failure_are_named(tmp_path: Path, chip: dict[st
     assert (done.returncode, (tmp_path / "om" / "manifest.sha256").exists()) == (code, False) and said in done.stdout
 
 
+def test_a_bundle_of_this_name_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    """CDPATH, if it is exported, leads a relative folder to another one."""
+    for place in ("home", "here"):
+        (tmp_path / place / "npu" / "om").mkdir(parents=True)
+        (tmp_path / place / "npu" / "atc.sh").write_text(atc_script([]))
+        (tmp_path / place / "manifest.json").touch()
+    (tmp_path / "atc").touch(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CDPATH": str(tmp_path / "home")}
+    subprocess.run(["sh", "npu/atc.sh"], cwd=tmp_path / "here", env=path, check=True)
+    assert [len([*(tmp_path / place / "npu" / "om").iterdir()]) for place in ("home", "here")] == [0, 1]
+
+
 def test_graphs_without_weights_are_not_compiled(tmp_path: Path) -> None:
     script, tool = tmp_path / "npu" / "atc.sh", tmp_path / "atc"
     script.parent.mkdir()
