@@ -136,7 +136,10 @@ class Bundle:
         for graph in self.manifest.graphs_of("onnx"):
             if graph.name == name:
                 return graph
-        raise BundleError(f"{self.folder}: has no graph {name!r} for a CPU; build it with --target onnx or onnx,ge")
+        others = "take --engine ge or another one for an NPU's graphs, or " if self.manifest.graph_set("ge") else ""
+        raise BundleError(
+            f"{self.folder}: has no graph {name!r} for a CPU; {others}build it with --target onnx or onnx,ge"
+        )
 
     def npu_graphs(self) -> GraphSet:
         """The graphs for an NPU, of the first rank; BundleError if the bundle holds none."""

@@ -61,6 +61,8 @@ def test_a_bundle_for_the_npu_alone(copied: tuple[Path, Manifest]) -> None:
     script = (folder / "npu" / "atc.sh").read_text()
     assert script.count("\natc ") == 8 and "--precision_mode_v2=origin" in script and "Ascend910B3" in script
     assert encode(Bundle.open(folder).manifest) == encode(manifest)
+    with pytest.raises(BundleError, match="no graph 'step' for a CPU; take --engine ge or another one for an NPU's"):
+        Bundle.open(folder).graph("step")
 
 
 def test_weights_are_the_checkpoints(copied: tuple[Path, Manifest], tiny_source: Path) -> None:
