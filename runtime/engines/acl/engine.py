@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ class AclExecutor:
 
     def __init__(self, bundle: Bundle, graphs: GraphSet, library: Library) -> None:
         folder = compiled(bundle.folder)
-        paths = {graph.name: folder / f"{Path(graph.file).stem}.om" for graph in graphs.graphs}
+        paths = {graph.name: _om(folder, Path(graph.file).stem) for graph in graphs.graphs}
         missing = [path for path in paths.values() if not path.is_file()]
         if missing:
             raise BundleError(f"{missing[0]}: missing; run {bundle.folder}/npu/atc.sh again")
@@ -107,6 +108,12 @@ def compiled(folder: Path) -> Path:
     if made_of != hashlib.sha256(read_regular(folder / MANIFEST_FILE)).hexdigest():
         raise BundleError(f"{models}: made of another build of the bundle, or of other weights; {again} again")
     return models
+
+
+def _om(models: Path, name: str) -> Path:
+    """A graph's file; ATC adds the host's system to a name if the model holds code for the host (its --output)."""
+    named = models / f"{name}_{platform.system().lower()}_{platform.machine()}.om"
+    return named if named.is_file() else models / f"{name}.om"
 
 
 def _made_of(models: Path) -> list[str]:

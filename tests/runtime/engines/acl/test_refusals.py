@@ -1,5 +1,6 @@
 """Faults of a machine or a compiled bundle: one line, what and the way out, and nothing left open."""
 
+import platform
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -79,6 +80,13 @@ def test_a_bundle_that_is_not_for_one_npu(compiled_bundle: Path) -> None:
 def test_a_bundle_that_was_not_compiled_as_it_is(altered: Path, opened: Callable, alter: Callable, said: str) -> None:
     alter(altered / "npu" / "om")
     assert said in refused(lambda: opened(altered))
+
+
+def test_a_model_is_found_by_the_name_that_has_the_hosts_system(altered: Path, opened: Callable) -> None:
+    """ATC names it so if the model holds code for the host."""
+    om = altered / "npu" / "om"
+    (om / "draft.om").rename(om / f"draft_linux_{platform.machine()}.om")
+    opened(altered)
 
 
 def test_a_model_of_another_type(altered: Path, opened: Callable) -> None:
