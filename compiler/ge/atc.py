@@ -11,6 +11,9 @@ from pathlib import PurePosixPath
 
 from draftwood.manifest import File
 
+# Set for ATC, which otherwise leaves fusion_result.json, and a failed run's kernels and weights, in the folder where it
+# runs: a bundle does not open with files that its manifest does not list.
+WORK_PATH = 'ASCEND_WORK_PATH="$PWD/om"'
 # The usual chip, as Ascend/pytorch spells it (torch_npu/csrc/core/npu/NpuVariables.cpp).
 SOC = "Ascend910B3"
 
@@ -63,7 +66,7 @@ def atc_script(
         *([f"[ -e {later} ] || {{", f'    echo "$0: {unbound}" >&2; exit 1', "}"] if later else []),
         *(["sha256sum -c - >/dev/null <<'FILES' || {", *same, "FILES"] if same else []),
         *([f'    echo "$0: {changed}" >&2; exit 1', "}"] if same else []),
-        "rm -rf om; mkdir om",
+        f"rm -rf om; mkdir om; export {WORK_PATH}",
         *chain.from_iterable(
             (f'echo "{PurePosixPath(air).name} for $soc"', " ".join(atc_command(air, '"$soc"', packed))) for air in airs
         ),

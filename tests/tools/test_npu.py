@@ -49,9 +49,8 @@ def test_inspect_shows_every_graph(npu_bundle: Path, capsys: pytest.CaptureFixtu
             assert counted["outside"] <= 24 and counted["joins"] == 2  # the values of each layer
         assert graph["engines"] == {"AI Core": graph["engines"]["AI Core"], "AI CPU": 0, "none": 0}
         # Runs from any folder: with ATC in its place something that says where it runs, and what it was given.
-        said = subprocess.run(
-            ["sh", "-c", f"atc() {{ pwd; echo $2 $3; }}; {graph['atc']}"], cwd="/", capture_output=True
-        )
+        atc = "atc() { cd $ASCEND_WORK_PATH/..; pwd; echo $2 $3; }"
+        said = subprocess.run(["sh", "-c", f"{atc}; {graph['atc']}"], cwd="/", capture_output=True)
         assert said.stdout.decode().split()[0] == str((npu_bundle / "npu").resolve()) and not said.returncode
         assert graph["atc"].endswith("--tiling_schedule_optimize=1") and f"--model={graph['name']}.air" in graph["atc"]
     assert found["weights"]["bound"] and found["dtype"] == "bfloat16"

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from draftwood.compiler.ge.atc import atc_command
+from draftwood.compiler.ge.atc import WORK_PATH, atc_command
 from draftwood.compiler.ge.constraints import check_constraints
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
@@ -95,7 +95,7 @@ def _graph(
 def _atc(air: Path, soc: str, packed: bool) -> str:
     """The line that compiles a graph, from any folder: ATC looks for the weights where it runs."""
     folder = shlex.quote(str(air.parent.resolve()))
-    return f"cd {folder} && mkdir -p om && " + " ".join(atc_command(air.name, soc, packed))
+    return f"cd {folder} && mkdir -p om && {WORK_PATH} " + " ".join(atc_command(air.name, soc, packed))
 
 
 def npu_text(figures: dict[str, Any]) -> str:

@@ -214,6 +214,18 @@ def test_a_bundle_of_this_name_elsewhere_is_left_alone(tmp_path: Path) -> None:
     assert [len([*(tmp_path / place / "npu" / "om").iterdir()]) for place in ("home", "here")] == [0, 1]
 
 
+def test_what_atc_writes_besides_lies_with_the_models(tmp_path: Path) -> None:
+    """Elsewhere in the bundle a file that the manifest does not list is refused, at every opening."""
+    script, tool = tmp_path / "npu" / "atc.sh", tmp_path / "atc"
+    script.parent.mkdir()
+    script.write_text(atc_script(["npu/a.air"]))
+    tool.write_text('#!/bin/sh\necho > "${ASCEND_WORK_PATH:-.}/fusion_result.json"\n')
+    tool.chmod(0o755)
+    (tmp_path / "manifest.json").touch()
+    subprocess.run(["sh", script], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=True)
+    assert sorted(path.name for path in script.parent.iterdir()) == ["atc.sh", "om"]
+
+
 def test_graphs_without_weights_are_not_compiled(tmp_path: Path) -> None:
     script, tool = tmp_path / "npu" / "atc.sh", tmp_path / "atc"
     script.parent.mkdir()

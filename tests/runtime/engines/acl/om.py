@@ -18,9 +18,10 @@ from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.runtime.bundle import Bundle
 
 MAGIC = b"stand-in for an .om file\n"
-# A stand-in for ATC: it notes its calls, and leaves a model at the given place.
+# A stand-in for ATC: it notes its calls, and leaves a model at the given place, and a note of what it has fused.
 ATC = """#!/bin/sh
 echo "$*" >> "$ATC_LOG"
+echo {} > "${ASCEND_WORK_PATH:-.}/fusion_result.json"
 for one in "$@"; do case $one in --model=*) air=${one#--model=};; --output=*) om=${one#--output=};; esac; done
 cp "$air" "$om.om"
 """
