@@ -1,7 +1,7 @@
 """A checkpoint's packing, as its description names it: AWQ, GPTQ, AutoRound or compressed-tensors.
 
-The description is ``quantization_config`` of config.json, or a file next to it, as older tools write it. Schemes that
-also round rows (W8A8) are in ``scheme``. Every other scheme is refused here by its name.
+The description is in config.json, or in a file next to it, as older tools write it. Schemes that also round rows (W8A8)
+are in ``scheme``. Every other scheme is refused here by its name.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from draftwood.compiler.checkpoints.packed import Awq, Gptq, Packing, PackQuanti
 from draftwood.errors import CheckpointError
 
 CONFIG = "quantization_config"
+# llm-compressor's first name of it, which vLLM reads, too.
+OLD_CONFIG = "compression_config"
 COMPRESSED_TENSORS = "compressed-tensors"
 # Descriptions in their own files, and whose they are.
 FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
@@ -61,9 +63,16 @@ def description_files(folder: Path) -> list[Path]:
     return [folder / name for name in FILES if (folder / name).is_file()]
 
 
-def _described(fields: Fields) -> tuple[Fields | None, Any]:
+def described_in(fields: Fields) -> Fields | None:
+    """What a config.json says of its quantisation; None if nothing. The older object may speak of sparsity alone."""
     if fields.get(CONFIG) is not None:
-        config = fields.nested(CONFIG)
+        return fields.nested(CONFIG)
+    older = fields.nested(OLD_CONFIG)
+    return older if older.get("quant_method") else None
+
+
+def _described(fields: Fields) -> tuple[Fields | None, Any]:
+    if (config := described_in(fields)) is not None:
         return config, config.get("quant_method", "gptq" if "desc_act" in config.values else None)
     for name, method in FILES.items():
         if (path := fields.path.parent / name).is_file():
@@ -74,8 +83,8 @@ def _described(fields: Fields) -> tuple[Fields | None, Any]:
 def _refused(config: Fields, kind: object) -> CheckpointError:
     reason = _REASONS.get(str(kind))
     return CheckpointError(
-        f"{config.path}: {CONFIG} is of {kind!r}{f', {reason}' if reason else ''}; expected AWQ gemm, GPTQ, AutoRound,"
-        f" or compressed-tensors with four or eight bits a weight (W4A16, W8A16) or W8A8; {_WAY_OUT}"
+        f"{config.path}: the quantisation is of {kind!r}{f', {reason}' if reason else ''}; expected AWQ gemm, GPTQ,"
+        f" AutoRound, or compressed-tensors with four or eight bits a weight (W4A16, W8A16) or W8A8; {_WAY_OUT}"
     )
 
 

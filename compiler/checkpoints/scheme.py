@@ -5,7 +5,7 @@ Schemes that pack weights and round no rows are in ``packing``, which also refus
 Weights are symmetric int8 with one scale an output. Activations are symmetric int8 with one scale a row, made at run
 time. With one scale for a whole tensor a row would depend on the other rows, and so on the draft tree.
 
-* compressed-tensors: ``quantization_config`` of config.json (vllm-project/compressed-tensors, quantization/).
+* compressed-tensors: an object of config.json (vllm-project/compressed-tensors, quantization/).
 * msModelSlim: ``quant_model_description.json``, the type of every tensor by its name (Ascend/msmodelslim, docs/).
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
-from draftwood.compiler.checkpoints.packing import CONFIG, packing_of
+from draftwood.compiler.checkpoints.packing import described_in, packing_of
 from draftwood.errors import CheckpointError
 
 DESCRIPTION = "quant_model_description.json"
@@ -46,15 +46,14 @@ def quantised_modules(fields: Fields) -> Chosen | None:
         CheckpointError: another scheme, or a description that contradicts itself.
     """
     description = fields.path.parent / DESCRIPTION
-    if fields.get(CONFIG) is not None:
+    if (config := described_in(fields)) is not None:
         if description.is_file():
-            raise CheckpointError(f"{fields.path}: {CONFIG} is there and {DESCRIPTION} too; expected one of them")
-        return _compressed_tensors(fields) if packing_of(fields) is None else None
+            raise CheckpointError(f"{fields.path}: describes a quantisation, so does {DESCRIPTION}; expected one")
+        return _compressed_tensors(config) if packing_of(fields) is None else None
     return _msmodelslim(description) if description.is_file() else None
 
 
-def _compressed_tensors(fields: Fields) -> Chosen:
-    config = fields.nested(CONFIG)
+def _compressed_tensors(config: Fields) -> Chosen:
     for name, plain in (("quantization_status", ("compressed",)), ("kv_cache_scheme", ()), ("transform_config", ({},))):
         if config.get(name) is not None and config.get(name) not in plain:
             config.fail(name, f"{' or '.join(map(repr, plain))} or null; {_WAY_OUT}")
@@ -78,7 +77,7 @@ def _targets(config: Fields) -> Iterator[str]:
             got = group.nested(part)
             for field, value in scheme.items():
                 if got.get(field) != value:
-                    field_path = f"{CONFIG}.config_groups.{name}.{part}.{field}"
+                    field_path = f"config_groups.{name}.{part}.{field}"
                     raise CheckpointError(
                         f"{config.path}: {field_path} is {got.get(field)!r}; expected {value!r}, of W8A8 with one"
                         f" activation scale a token; {_WAY_OUT}"
@@ -101,7 +100,7 @@ def _names(config: Fields, field: str, names: Any) -> list[str | re.Pattern[str]
     try:
         return [re.compile(name.removeprefix("re:")) if name.startswith("re:") else name for name in names]
     except (re.error, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{config.path}: {CONFIG}: {field} holds no regular expression ({error})") from None
+        raise CheckpointError(f"{config.path}: {field} holds no regular expression ({error})") from None
 
 
 def _ways(pattern: str) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.int8 import rounded
-from draftwood.compiler.checkpoints.packing import CONFIG
+from draftwood.compiler.checkpoints.packing import CONFIG, OLD_CONFIG
 from draftwood.compiler.checkpoints.scheme import (
     ACTIVATIONS,
     DESCRIPTION,
@@ -55,7 +55,8 @@ def write(
     config = checkpoint.reader.description()
     if checkpoint.config.tied and _HEAD in names:
         config["tie_word_embeddings"] = False
-    config.pop(CONFIG, None)  # of what was packed
+    for name in (CONFIG, OLD_CONFIG):
+        config.pop(name, None)  # of what was packed
     if layout == "compressed-tensors":
         config[CONFIG] = _described(_alone(entries))
     else:

@@ -226,7 +226,7 @@ REFUSED = [
     ({"sliding_window": 4096}, "sliding_window is 4096"),
     (
         {"quantization_config": {"bits": 4}},
-        "quantization_config is of None; expected AWQ gemm, GPTQ, AutoRound, or",
+        "the quantisation is of None; expected AWQ gemm, GPTQ, AutoRound, or",
     ),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),

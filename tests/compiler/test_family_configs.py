@@ -140,7 +140,7 @@ def test_yarn_reaches_farther_than_what_was_declared_before_it(tmp_path: Path) -
         (
             "Mistral",
             {"quantization_config": {"bits": 4}},
-            "quantization_config is of None; expected AWQ gemm, GPTQ, AutoRound, or",
+            "the quantisation is of None; expected AWQ gemm, GPTQ, AutoRound, or",
         ),
         ("GptOss", {}, "architectures is .'GptOssForCausalLM'.; expected .*: its attention has sinks"),
         ("Gemma3", {}, "architectures is .'Gemma3ForCausalLM'.; expected .*: its norms, embedding and windows"),

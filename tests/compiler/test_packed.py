@@ -193,10 +193,16 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_descriptions_as_they_are_published(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_descriptions_as_they_are_published(name: str, key: str, tmp_path: Path) -> None:
     said, want = PUBLISHED[name]
-    packing = packing_of(Fields(tmp_path / "config.json", {"quantization_config": said}))
+    packing = packing_of(Fields(tmp_path / "config.json", {key: said}))
     assert packing is not None and (packing.title, packing.bits, packing.groups, packing.symmetric) == want
+
+
+def test_a_description_of_sparsity_alone_is_none(tmp_path: Path) -> None:
+    said = {"compression_config": {"sparsity_config": {"format": "dense", "global_sparsity": 0.1}}}
+    assert packing_of(Fields(tmp_path / "config.json", said)) is None
 
 
 REFUSED = [

@@ -167,6 +167,17 @@ def test_msmodelslim_is_read_as_it_is_published(quantised_teacher: Path, tmp_pat
         [Checkpoint.open(folder).weight(name) for name in other.names()]
 
 
+def test_a_description_by_llm_compressors_first_name_is_read(quantised_teacher: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(quantised_teacher, tmp_path / "teacher")
+    config = json.loads((folder / "config.json").read_text())
+    config["compression_config"] = config.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(config))
+    assert Checkpoint.open(folder).config == Checkpoint.open(quantised_teacher).config
+    (folder / "quant_model_description.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"describes a quantisation, so does quant_model_description\.json"):
+        Checkpoint.open(folder)
+
+
 GROUP = ("quantization_config", "config_groups", "group_0")
 REFUSED = [
     (("quantization_config", "quant_method"), "gptq", "is of 'int-quantized'; expected AWQ gemm, GPTQ"),
