@@ -26,6 +26,8 @@ _BITS = {"gptq": (4, 8), "awq": (4,)}
 _WAY_OUT = (
     "take its AWQ, GPTQ or compressed-tensors version, or the original one, which draftwood quantize turns into W8A8"
 )
+# Fields of gptqmodel, AutoRound and compressed-tensors for rotations that no tensor of the files tells of.
+_ROTATIONS = ("rotation", "rotation_config", "transform_config")
 # Unsupported methods and formats, and why none is whole numbers with a scale and a zero a group.
 _REASONS = {
     "bitsandbytes": "a codebook of 16 numbers, with scales that are rounded themselves",
@@ -47,6 +49,9 @@ def packing_of(fields: Fields) -> Packing | None:
     config, method = _described(fields)
     if config is None:
         return None
+    for name in _ROTATIONS:
+        if config.get(name):
+            config.fail(name, "null, since rows are rotated while a step runs; take a version without, or the original")
     if method == COMPRESSED_TENSORS:
         return _compressed_tensors(config)
     if method in ("gptq", "gptqmodel"):
@@ -165,9 +170,8 @@ def _compressed_tensors(config: Fields) -> Packing | None:
         return None
     if form != _PACKED:
         raise _refused(config, form)
-    for name in ("kv_cache_scheme", "transform_config"):
-        if config.get(name):
-            config.fail(name, f"null; {_WAY_OUT}")
+    if config.get("kv_cache_scheme"):
+        config.fail("kv_cache_scheme", f"null; {_WAY_OUT}")
     groups = config.nested("config_groups")
     if not groups.values:
         config.fail("config_groups", "at least one group")

@@ -225,6 +225,8 @@ REFUSED = [
     ({"quant_method": "auto-round", "act_bits": 8}, "act_bits is 8; expected weights in int"),
     ({"quant_method": "auto-round", "extra_config": {"a": {"act_bits": 8}}}, "act_bits is 8; expected weights in int"),
     ({"quant_method": "auto-round", "extra_config": {"a": {"data_type": "mx_fp"}}}, "data_type is 'mx_fp'; expected"),
+    ({"rotation": "hadamard"}, "rotation is 'hadamard'; expected null, since rows are rotated"),
+    ({"quant_method": "auto-round", "rotation_config": {"block_size": 32}}, "rotation_config is .*; expected null"),
     ({"sym": "yes"}, "sym is 'yes'; expected true or false"),
     ({"dynamic": [3]}, "dynamic is \\[3\\]; expected an object"),
 ]
