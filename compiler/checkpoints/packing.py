@@ -166,12 +166,12 @@ def _parts(config: Fields, differing: str | None) -> list[Fields]:
 
 def _compressed_tensors(config: Fields) -> Packing | None:
     form = config.get("format")
-    if form in _ROUNDED:
-        return None
-    if form != _PACKED:
+    if form not in (_PACKED, *_ROUNDED):
         raise _refused(config, form)
     if config.get("kv_cache_scheme"):
         config.fail("kv_cache_scheme", f"null; {_WAY_OUT}")
+    if form in _ROUNDED:
+        return None
     groups = config.nested("config_groups")
     if not groups.values:
         config.fail("config_groups", "at least one group")

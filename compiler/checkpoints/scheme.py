@@ -54,9 +54,8 @@ def quantised_modules(fields: Fields) -> Chosen | None:
 
 
 def _compressed_tensors(config: Fields) -> Chosen:
-    for name, plain in (("quantization_status", ("compressed",)), ("kv_cache_scheme", ())):
-        if config.get(name) is not None and config.get(name) not in plain:
-            config.fail(name, f"{' or '.join(map(repr, plain))} or null; {_WAY_OUT}")
+    if config.get("quantization_status", "compressed") not in ("compressed", "frozen"):
+        config.fail("quantization_status", f"'compressed', 'frozen' or null; {_WAY_OUT}")
     if config.nested("sparsity_config").get("format", "dense") != "dense":
         config.fail("sparsity_config", f"a dense checkpoint; {_WAY_OUT}")
     targets, ignored = (
