@@ -19,7 +19,7 @@ CONFIG = "quantization_config"
 OLD_CONFIG = "compression_config"
 COMPRESSED_TENSORS = "compressed-tensors"
 # Descriptions in their own files, and whose they are.
-FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 _PACKED = "pack-quantized"
 _ROUNDED = ("int-quantized", "naive-quantized")
 _BITS = {"gptq": (4, 8), "awq": (4,)}
@@ -35,7 +35,8 @@ _REASONS = {
     "gguf": "llama.cpp's blocks",
     "marlin": "the order of one GPU kernel",
     "marlin-24": "the order of one GPU kernel, and every second weight left out",
-    **dict.fromkeys(("mxfp4", "mxfp4-pack-quantized", "nvfp4-pack-quantized", "modelopt"), "floating point of 4 bits"),
+    "modelopt": "floating point of 4 or 8 bits",
+    **dict.fromkeys(("mxfp4", "mxfp4-pack-quantized", "nvfp4-pack-quantized"), "floating point of 4 bits"),
     **dict.fromkeys(("fp8", "fbgemm_fp8", "float-quantized"), "floating point of 8 bits"),
 }
 

@@ -76,6 +76,8 @@ class TeacherFolder:
         parts = _parts(folder, config)
         stored = {name: entry for name, entry in entries.items() if not family.ignores(config, name)}
         packed = _packed(folder, shapes_of(parts), stored)
+        if not (packed or config.quantised):
+            _refuse_undescribed(stored)
         check_names(folder, _with_packed(shapes_of(parts), packed), stored)
         for matrix in packed.values():
             matrix.check_kinds(stored)
@@ -178,6 +180,16 @@ def _packed(folder: Path, shapes: Mapping[str, Shape], stored: Mapping[str, Entr
         return packed_matrices(packing, shapes, stored) if packing else {}
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from None
+
+
+def _refuse_undescribed(stored: Mapping[str, Entry]) -> None:
+    """Raises CheckpointError if there are words, or numbers of eight bits, which a description alone explains."""
+    for name, entry in stored.items():
+        if entry.kind in ("I32", "I8", "U8") or entry.kind.startswith("F8"):
+            raise CheckpointError(
+                f"{entry.file}: {name} has dtype {entry.kind}, but config.json describes no quantisation; expected"
+                f" {' or '.join(DTYPES)}; fetch the file that describes it, or take the original checkpoint"
+            )
 
 
 def _with_packed(shapes: Mapping[str, Shape], packed: Mapping[str, PackedMatrix]) -> dict[str, Shape]:

@@ -87,6 +87,8 @@ def test_descriptions_in_files_of_their_own(tiny_teacher: Path, tmp_path: Path) 
         config = json.loads((folder / "config.json").read_text())
         del config["quantization_config"]
         (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(CheckpointError, match=r"has dtype I32, but config\.json describes no quantisation"):
+            Checkpoint.open(folder)
         (folder / file).write_text(json.dumps(said))
         opened = Checkpoint.open(folder)
         assert torch.equal(opened.tensor(f"{DOWN}.weight").double(), numbers[DOWN].exact) and opened.digest() != before

@@ -178,6 +178,18 @@ def test_a_description_as_llm_compressor_first_wrote_it_is_read(quantised_teache
         Checkpoint.open(folder)
 
 
+def test_eight_bits_that_nothing_describes_are_refused_as_such(quantised_teacher: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(quantised_teacher, tmp_path / "teacher")
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"weight has dtype I8, but config\.json describes no quantisation"):
+        Checkpoint.open(folder)
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    with pytest.raises(CheckpointError, match=r"hf_quant_config\.json: the quantisation is of 'modelopt'"):
+        Checkpoint.open(folder)
+
+
 GROUP = ("quantization_config", "config_groups", "group_0")
 REFUSED = [
     (("quantization_config", "quant_method"), "gptq", "is of 'int-quantized'; expected AWQ gemm, GPTQ"),
