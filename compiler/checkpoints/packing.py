@@ -142,6 +142,8 @@ def _auto_round(config: Fields) -> Packing:
 
 def _grouped(config: Fields, title: str, differing: str, less_one: bool) -> Packing:
     """GPTQ's layout; ``differing`` is the field of the matrices that differ."""
+    if config.get("pack_dtype", "int32") != "int32":
+        config.fail("pack_dtype", f"'int32'; {_WAY_OUT}")
     all_of = _parts(config, differing)
     return Gptq(
         title=title,

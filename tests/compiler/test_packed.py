@@ -216,6 +216,7 @@ REFUSED = [
     ({"checkpoint_format": "marlin"}, "is of 'marlin', the order of one GPU kernel"),
     ({"is_marlin_format": True}, "is of 'marlin'"),
     ({"checkpoint_format": "bitblas"}, "is of 'bitblas'"),
+    ({"pack_dtype": "int16"}, "pack_dtype is 'int16'; expected 'int32'; take"),
     ({"bits": 3}, "bits is 3; expected 4 or 8"),
     ({"group_size": 0}, "group_size is 0; expected inputs of a group, or -1"),
     ({"group_size": 48}, "64 inputs do not divide into words and groups"),
