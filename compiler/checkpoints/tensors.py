@@ -40,7 +40,19 @@ class DrafterTensors(NamedTuple):
 
 def open_stored(path: Path, drafter: str) -> DrafterTensors:
     """The tensors of a drafter's folder, in one file or in shards, or of its file; CheckpointError names what is
-    looked for."""
+    looked for, or a quantised tensor."""
+    stored = _stored(path, drafter)
+    for name, entry in stored.entries.items():
+        eight = "8" in entry.kind and entry.kind != "U8"  # of whole numbers or floats, as safetensors or torch spell it
+        if eight or name.endswith((".qweight", ".weight_packed")):
+            raise CheckpointError(
+                f"{entry.file}: {name} has dtype {entry.kind}; expected one of {', '.join(DTYPES)} of a drafter, which"
+                " build --int8-drafter rounds by itself; take the original one"
+            )
+    return stored
+
+
+def _stored(path: Path, drafter: str) -> DrafterTensors:
     if path.is_file() and path.suffix in (".safetensors", ".bin", ".pt"):
         return DrafterTensors(path.parent, path, (path,), *open_tensors(path))
     for name in _FILES:

@@ -220,6 +220,12 @@ REFUSED = [
     ("SafeAILab", tensors(fc__bias=torch.ones(64)), "does not explain: fc.bias"),
     ("SafeAILab", tensors(fc__weight=torch.ones(64, 128)), r"fc.weight has shape \[64, 128\]; expected \[64, 192\]"),
     ("SafeAILab", tensors(norm__weight=torch.ones(64, dtype=torch.int8)), "norm.weight has dtype (I8|torch.int8)"),
+    (
+        "SafeAILab",
+        tensors(fc__weight=torch.ones(64, 192, dtype=torch.int8), fc__weight_scale=torch.ones(64, 1)),
+        r"fc.weight has dtype (I8|torch.int8); expected one of F32.* build --int8-drafter rounds",
+    ),
+    ("SafeAILab", tensors(fc__qweight=torch.ones(8, 8, dtype=torch.int32)), r"fc.qweight has dtype I32; expected one"),
     ("SafeAILab", fields(attention_bias=True), "tensors missing, first midlayer.self_attn.q_proj.bias"),
 ]  # fmt: skip
 
