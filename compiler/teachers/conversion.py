@@ -6,6 +6,7 @@ blocks of eight bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,9 +45,9 @@ def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False
     * ``w8a8``: every linear layer but the output matrix is rounded, from any form. On a CPU the output matrix gets
       eight bits in blocks as with ``nbits``; W8A8 rows would cost more of the perplexity.
 
-    Experts and routers keep the exact product. On a CPU so does a layer whose groups differ or are no multiple of 32
-    inputs. On an NPU a layer is packed under three conditions: four bits throughout, groups of a multiple of 64 inputs,
-    and outputs of a multiple of 64.
+    Experts and routers keep the exact product. On a CPU so does a layer with groups that are no multiple of 32 inputs.
+    On an NPU a layer is packed under three conditions: four bits throughout, groups of a multiple of 64 inputs, and
+    outputs of a multiple of 64.
 
     Raises:
         RequestError: no layer can be kept so.
@@ -185,10 +186,10 @@ def _packed_form(checkpoint: Checkpoint, layer: str, whole: Mapping[str, WholeMa
     if len(matrices) < len(names):
         return None
     groups, widths = {matrix.shape[1] // matrix.groups for matrix in matrices}, {matrix.bits for matrix in matrices}
-    inputs, bits = groups.pop(), max(widths)
+    inputs, bits = math.gcd(*groups), max(widths)
     group = next((size for size in GROUPS if inputs % size == 0 and size < matrices[0].shape[1]), None) if npu else None
     fits = widths == {4} and group and sum(matrix.shape[0] for matrix in matrices) % OUTPUTS == 0
-    if groups or not (fits if npu else inputs % BLOCK == 0):
+    if not (fits if npu else inputs % BLOCK == 0):
         return None
     minimum = any(matrix.minimum for matrix in matrices)
     return PackedLayer(

@@ -1,6 +1,7 @@
 """A four-bit checkpoint becomes a bundle of its exact product, of its packed layers or in W8A8: in each precision
 speculative text is plain text."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftwood.compiler.bundle.build import build
@@ -268,6 +269,31 @@ def test_packed_layers_are_kept_number_by_number(
     for layer in layers:
         assert (layer.bits, layer.zeros) == (asked.get("bits", 4), not asked.get("symmetric"))
         assert torch.equal(multiplied(found, layer.name), 127 * exact.weight(f"{layer.name}.weight"))
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_matrices_of_one_layer_may_have_other_groups_or_none(tiny_teacher: Path, tmp_path: Path, bits: int) -> None:
+    """Of a layer with a matrix that is not packed, all stayed the exact product in fp32, eight times the bytes."""
+    save_packed(tiny_teacher, tmp_path / "packed", "gptq_v2", group=-1)
+    save_packed(tiny_teacher, tmp_path / "other", "gptq_v2", bits=min(bits, 8), group=32)
+    tensors, name = load_file(tmp_path / "packed/model.safetensors"), "model.layers.0.self_attn.v_proj"
+    for kind in ("qweight", "qzeros", "scales", "g_idx"):
+        del tensors[f"{name}.{kind}"]
+    source = tiny_teacher if bits == 16 else tmp_path / "other"
+    tensors |= {
+        k: v.half() if v.dtype == torch.float32 else v
+        for k, v in load_file(source / "model.safetensors").items()
+        if name in k
+    }
+    save_file(tensors, tmp_path / "packed/model.safetensors")
+    config = json.loads((tmp_path / "packed/config.json").read_text())
+    config["quantization_config"]["dynamic"] = {f".*{name}": {"bits": bits, "group_size": 32}}
+    (tmp_path / "packed/config.json").write_text(json.dumps(config))
+    exact = Checkpoint.open(tmp_path / "packed")
+    found = in_precision(exact, "nbits")
+    assert {layer.name: layer.bits for layer in found.config.packed}["layers.0.qkv"] == (4 if bits == 4 else 8)
+    got, want = multiplied(found, "layers.0.qkv"), 127 * exact.weight("layers.0.qkv.weight")
+    assert torch.equal(got[:96], want[:96]) and (got - want).abs().max() <= (127 * 0.01 if bits == 16 else 0)
 
 
 def multiplied(teacher: Checkpoint, layer: str) -> Tensor:
