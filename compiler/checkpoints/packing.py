@@ -79,7 +79,9 @@ def described_in(fields: Fields) -> Fields | None:
 
 def _described(fields: Fields) -> tuple[Fields | None, Any]:
     if (config := described_in(fields)) is not None:
-        return config, config.get("quant_method", "gptq" if "desc_act" in config.values else None)
+        older = "gptq" if "desc_act" in config.values else None
+        bits_and_bytes = config.get("load_in_8bit") or config.get("load_in_4bit")
+        return config, config.get("quant_method", "bitsandbytes" if bits_and_bytes else older)
     for name, method in FILES.items():
         if (path := fields.path.parent / name).is_file():
             return Fields(path, read_json(path)), method

@@ -228,6 +228,7 @@ REFUSED = [
         {"quantization_config": {"bits": 4}},
         "the quantisation is of None; expected AWQ gemm, GPTQ, AutoRound, or",
     ),
+    ({"quantization_config": {"load_in_4bit": True}}, "the quantisation is of 'bitsandbytes', a codebook of 16"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ({"dtype": "float64"}, "dtype is 'float64'; expected float32"),
