@@ -230,6 +230,10 @@ class Tokenizer:
         """How the vocabulary spells a token; None if it adds nothing to a text (special or unknown)."""
         if token_id in self._skipped:
             return None
+        return self.name_of(token_id)
+
+    def name_of(self, token_id: int) -> str | None:
+        """How the vocabulary spells a token, a special one too; None if it is unknown."""
         spelled: str | None = self._vocabulary.id_to_token(token_id)
         return spelled
 

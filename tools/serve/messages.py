@@ -94,7 +94,7 @@ class CacheUse(Struct, tag=True):
 
 
 class TopLogprob(Struct):
-    """A token as text; ``bytes`` None if it is part of a character."""
+    """A token as text; ``bytes`` None if it is part of a character, [] if it is a special token."""
 
     token: str
     logprob: float

@@ -251,12 +251,15 @@ class Worker:
         return TokenLogprob(*self._told_of(token, logprobs.logprob), top)
 
     def _told_of(self, token: int, logprob: float) -> tuple[str, float, list[int] | None]:
-        text = self._text(token)
-        return text, logprob, None if "\ufffd" in text else list(text.encode())
+        """Name, log-probability and bytes; a special token has a name, and no bytes of the text."""
+        name, tokenizer = self._text(token), self._model.bundle.tokenizer
+        if tokenizer is not None and tokenizer.spelling(token) is None:
+            return name, logprob, []
+        return name, logprob, None if "\ufffd" in name else list(name.encode())
 
     def _text(self, token: int) -> str:
         tokenizer = self._model.bundle.tokenizer
-        return str(token) if tokenizer is None else tokenizer.text_of(token) or tokenizer.spelling(token) or ""
+        return str(token) if tokenizer is None else tokenizer.text_of(token) or tokenizer.name_of(token) or ""
 
     def _encode(self, message: Encode) -> None:
         try:

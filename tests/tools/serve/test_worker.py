@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ import draftwood
 from draftwood.runtime.engines import cpu
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import session
+from draftwood.runtime.speculation.logprobs import TokenLogprobs
+from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.tests.bpe import SPECIAL, train_tokenizer
 from draftwood.tools.serve import messages
 from draftwood.tools.serve.messages import Ask, CacheUse, Refused
 from draftwood.tools.serve.worker import Worker, _refusal, open_rest, warm
@@ -110,3 +114,13 @@ def test_figures_of_the_caches_arrive_in_the_order_in_which_they_were_taken(
 def test_a_template_that_speaks_of_a_context_does_not_say_that_it_is_full(message: str, code: str | None) -> None:
     refused = _refusal(1, message)
     assert (refused.param, refused.code) == ("messages", code)
+
+
+def test_special_tokens_have_names_and_no_bytes(tmp_path: Path) -> None:
+    """Two of them were one entry, of no name, among a place's likeliest tokens."""
+    train_tokenizer([], 261).save(str(tmp_path / "tokenizer.json"))
+    worker = Worker.__new__(Worker)
+    worker._model = SimpleNamespace(bundle=SimpleNamespace(tokenizer=Tokenizer.load(tmp_path)))  # type: ignore[assignment]
+    drawn = worker._drawn(1, TokenLogprobs(-1.0, ((0, -0.5), (1, -1.0))))
+    assert (drawn.token, drawn.bytes) == (SPECIAL[1], [])
+    assert [(top.token, top.bytes) for top in drawn.top_logprobs] == [(SPECIAL[0], []), (SPECIAL[1], [])]
