@@ -71,6 +71,9 @@ def asks(
         texts = [chat]
         name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
         tokens = getattr(body, name)
+        if body.max_tokens not in (None, tokens):
+            text = f"max_tokens: {body.max_tokens}, but max_completion_tokens is {tokens} and means the same"
+            raise RequestRefused(f"{text}; leave one out", "max_tokens")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestRefused("top_logprobs: needs logprobs to be true", "top_logprobs")

@@ -11,7 +11,7 @@ from draftwood.runtime.speculation.restriction import Wishes
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.serve import messages
 from draftwood.tools.serve.asks import asks
-from draftwood.tools.serve.bodies import CompletionBody, parse
+from draftwood.tools.serve.bodies import ChatBody, CompletionBody, parse
 from draftwood.tools.serve.errors import RequestRefused
 from draftwood.tools.serve.messages import Ask
 
@@ -108,3 +108,18 @@ def test_the_schema_of_any_json_is_a_form() -> None:
     ):
         (ask,) = sent({"prompt": "the cat", **body})
         assert ask.options["grammar"] == {}
+
+
+def chat_sent(**more: Any) -> Asked:
+    """The options of a chat."""
+    body = {"messages": [{"role": "user", "content": "the cat"}], **more}
+    (ask,) = asks(parse(json.dumps(body).encode(), ChatBody), 100, None, [], UsualSampling())
+    return ask.options
+
+
+def test_two_lengths_of_an_answer_are_one() -> None:
+    """One of them was left out in silence."""
+    assert chat_sent(max_tokens=7, max_completion_tokens=7)["max_new_tokens"] == 7
+    for lengths in ({"max_tokens": 3, "max_completion_tokens": 7}, {"max_tokens": 700, "max_completion_tokens": 7}):
+        with pytest.raises(RequestRefused, match="but max_completion_tokens is 7 and means the same"):
+            chat_sent(**lengths)
