@@ -75,11 +75,13 @@ def asks(
             text = f"max_tokens: {body.max_tokens}, but max_completion_tokens is {tokens} and means the same"
             raise RequestRefused(f"{text}; leave one out", "max_tokens")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise RequestRefused("top_logprobs: needs logprobs to be true", "top_logprobs")
     else:
         texts, name, logprobs = prompts(body.prompt), "max_tokens", body.logprobs
         tokens = min(DEFAULT_COMPLETION_TOKENS, limit) if body.max_tokens is None else body.max_tokens
+        if body.best_of not in (None, 1, body.n or 1):
+            raise RequestRefused(f"best_of: expected n, since all texts are given, got {body.best_of}", "best_of")
     if tokens is not None and tokens > limit:
         raise RequestRefused(f"{name}: this server answers with at most {limit} tokens, got {tokens}", name)
     if len(texts) * (body.n or 1) > MOST_TEXTS:

@@ -198,6 +198,8 @@ class CompletionBody(Common, kw_only=True):
     prompt: str | list[str | int | Ids]
     max_tokens: Tokens | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    # As many as ``n``, which OpenAI's server asks for.
+    best_of: Choices | None = None
 
 
 class TokenizeBody(Struct, kw_only=True):
@@ -221,6 +223,7 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "reasoning_effort": (),
+    "verbosity": ("medium",),
     "include_reasoning": (True,),
     "reasoning_format": ("auto", "deepseek"),
     "stream_reasoning": (True,),
@@ -240,7 +243,7 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "include_obfuscation": (False,),
     "continuous_usage_stats": (False,),
 }
-# Fields that pass, since they change no answer: the asking user, a provider's storage, and its charges.
+# Fields that pass, since they change no answer: the asking user, a provider's storage, its charges, and its drafts.
 PASS = frozenset(
     (
         "user",
@@ -251,6 +254,7 @@ PASS = frozenset(
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
+        "prediction",
         "request_id",
         "priority",
         "cache_prompt",

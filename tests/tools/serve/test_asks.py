@@ -123,3 +123,15 @@ def test_two_lengths_of_an_answer_are_one() -> None:
     for lengths in ({"max_tokens": 3, "max_completion_tokens": 7}, {"max_tokens": 700, "max_completion_tokens": 7}):
         with pytest.raises(RequestRefused, match="but max_completion_tokens is 7 and means the same"):
             chat_sent(**lengths)
+
+
+def test_what_changes_no_answer_is_served() -> None:
+    plain = chat_sent(seed=1)
+    for field in ({"prediction": {"type": "content", "content": "hat"}}, {"verbosity": "medium"}, {"top_logprobs": 0}):
+        assert chat_sent(seed=1, **field) == plain
+    assert len(sent(BODY | {"best_of": 2})) == 2
+    for field, body in (("verbosity", {"verbosity": "low"}), ("top_logprobs", {"top_logprobs": 1})):
+        with pytest.raises(RequestRefused, match=f"^{field}: "):
+            chat_sent(**body)
+    with pytest.raises(RequestRefused, match="best_of: expected n, since all texts are given, got 3"):
+        sent(BODY | {"best_of": 3})
