@@ -88,7 +88,7 @@ def asks(
         raise RequestRefused(f"n: at most {MOST_TEXTS} texts a request, prompts times n", "n")
     extra, options = body.draftwood or Extra(), _options(body, usual)
     options |= {"max_new_tokens": limit if tokens is None else tokens, "logprobs": logprobs}
-    special = [*form.special] if form is not None and tools else []
+    special = [*form.tokens] if form is not None and tools else []
     special += reasoning.special if reasoning else []
     options |= {"grammar": grammar(body, form, tools), "special_tokens": special}
     # A grammar that the client wrote is one of the whole text.

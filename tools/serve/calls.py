@@ -31,7 +31,7 @@ _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "ke
 class CallForm(Struct, kw_only=True):
     """How calls are written. ``begin`` is empty if the text itself is one, ``end`` if the text's end ends it.
 
-    ``special`` has the ids of those marks that are special tokens, which a text does not show by itself.
+    ``tokens`` has the ids of those marks that are tokens of their own, special ones or not.
     """
 
     begin: str
@@ -39,7 +39,7 @@ class CallForm(Struct, kw_only=True):
     arguments: str = "arguments"
     # Whether a list of calls stands between the marks.
     listed: bool = False
-    special: dict[str, int] = {}
+    tokens: dict[str, int] = {}
 
 
 _FORMS = (
@@ -64,8 +64,8 @@ def form_of(tokenizer: Tokenizer | None) -> CallForm | None:
     if form is None:
         return None
     marks = [form.begin or PYTHON_TAG, form.end]
-    ids = {mark: tokenizer.special_id(mark) for mark in marks if mark}
-    return msgspec.structs.replace(form, special={mark: token for mark, token in ids.items() if token is not None})
+    ids = {mark: tokenizer.token_id(mark) for mark in marks if mark}
+    return msgspec.structs.replace(form, tokens={mark: token for mark, token in ids.items() if token is not None})
 
 
 class WrittenCall(NamedTuple):
@@ -200,4 +200,4 @@ def forced(form: CallForm, tools: Sequence[dict[str, Any]]) -> str:
 
 
 def _mark(form: CallForm, mark: str) -> str:
-    return f"<[{form.special[mark]}]>" if mark in form.special else json.dumps(mark)
+    return f"<[{form.tokens[mark]}]>" if mark in form.tokens else json.dumps(mark)

@@ -11,7 +11,7 @@ from draftwood.tests.bpe import train_tokenizer
 from draftwood.tools.serve.calls import CallForm, Calls, WrittenCall, forced, form_of, read_calls
 
 QWEN = CallForm(begin="<tool_call>", end="</tool_call>")
-PANGU = CallForm(begin="[unused11]", end="[unused12]", listed=True, special={"[unused11]": 7, "[unused12]": 8})
+PANGU = CallForm(begin="[unused11]", end="[unused12]", listed=True, tokens={"[unused11]": 7, "[unused12]": 8})
 MISTRAL = CallForm(begin="[TOOL_CALLS]", end="", listed=True)
 LLAMA = CallForm(begin="", end="", arguments="parameters")
 WEATHER = '{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}}'
@@ -84,11 +84,11 @@ def test_what_is_no_call(text: str) -> None:
 class Template:
     """As much of a tokenizer as says how calls are written."""
 
-    def __init__(self, template: str | None, special: dict[str, int] | None = None) -> None:
-        self.tool_template, self._special = template, special or {}
+    def __init__(self, template: str | None, tokens: dict[str, int] | None = None) -> None:
+        self.tool_template, self._tokens = template, tokens or {}
 
-    def special_id(self, token: str) -> int | None:
-        return self._special.get(token)
+    def token_id(self, token: str) -> int | None:
+        return self._tokens.get(token)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,29 @@ def test_the_template_says_how_calls_are_written(template: str | None, begin: st
     assert (form and form.begin) == begin
 
 
-def test_marks_that_are_special_tokens_are_asked_for_by_id() -> None:
+def test_marks_that_are_tokens_are_asked_for_by_id() -> None:
     form = form_of(Template("tools [unused11] [unused12]", {"[unused11]": 7, "[unused12]": 8}))  # type: ignore[arg-type]
-    assert form is not None and form.special == {"[unused11]": 7, "[unused12]": 8}
+    assert form is not None and form.tokens == {"[unused11]": 7, "[unused12]": 8}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     lark = forced(form, [tool])
     assert lark.startswith('start: <[7]> "[" call "]" <[8]>\n')
     assert 'call_0: "{\\"name\\": \\"f\\", \\"arguments\\": " parameters_0 "}"\n' in lark
+
+
+def test_a_mark_that_is_an_added_token_but_not_special_can_be_asked_for() -> None:
+    """Qwen's: where their letters were asked for, the grammar's library forced their token, and then refused it."""
+    pytest.importorskip("llguidance")
+    tokenizer = train_tokenizer([], 261)
+    tokenizer.add_tokens([QWEN.begin, QWEN.end])
+    grammars = Grammars(tokenizer.to_str(), 263, [1])
+    (begin, end), tool = (tokenizer.token_to_id(mark) for mark in (QWEN.begin, QWEN.end)), {"function": {"name": "f"}}
+    template = Template("tools <tool_call>", {QWEN.begin: begin, QWEN.end: end})
+    held = grammars.begin(forced(form_of(template), [tool]))  # type: ignore[arg-type]
+    ids = tokenizer.encode('<tool_call>{"name": "f", "arguments": {}}</tool_call>').ids
+    assert (ids[0], held.forced(0)) == (begin, begin)
+    for position, token in enumerate([*ids, 1]):
+        assert held.allows(position, token)
+        held.take(position, token)
 
 
 def test_references_in_a_tools_parameters_begin_at_their_own_root() -> None:
