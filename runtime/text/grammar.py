@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -73,7 +74,7 @@ class Grammars:
             raise RequestError("grammar: this bundle's teacher has no end token, by which a text could end")
         self._library, self._vocabulary, self._ends = llguidance, vocabulary, frozenset(ends)
         try:
-            self._tokenizer = llguidance.LLTokenizer(source, n_vocab=vocabulary, eos_token=list(ends))
+            self._tokenizer = llguidance.LLTokenizer(_spelled(source), n_vocab=vocabulary, eos_token=list(ends))
         except Exception as error:  # it raises nothing narrower
             raise RequestError(f"grammar: this bundle's tokenizer cannot be used: {error}") from error
         self._compiled = lru_cache(_KEPT)(self._compile)
@@ -183,6 +184,17 @@ class TextGrammar:
             self._matcher.rollback(max(matched - count, 0))
             self._ended = self._ended if self._ended is not None and self._ended < count else None
             self._taken = count
+
+
+def _spelled(source: str) -> str:
+    """A tokenizer without the added tokens that the library takes for special ones by their spelling, <...>.
+
+    It would force them where a text has these letters, and forbid them there. A grammar still names them by their ids.
+    """
+    parts = msgspec.json.decode(source, type=dict[str, msgspec.Raw])
+    added = msgspec.json.decode(parts.get("added_tokens", b"[]"))
+    kept = [token for token in added if token["special"] or not re.fullmatch("(?s:<.*>)", token["content"])]
+    return msgspec.json.encode(parts | {"added_tokens": kept}).decode()
 
 
 def _check(matcher: Any) -> None:
