@@ -146,6 +146,13 @@ def test_letters_of_an_added_token_can_be_held_to() -> None:
         held.take(position, token)
 
 
+def test_a_tool_without_parameters_is_called_without_arguments() -> None:
+    """As in OpenAI's interface; the model was free to invent some."""
+    for parameters, closed in (({}, True), ({"parameters": {}}, False), ({"parameters": {"type": "object"}}, False)):
+        lark = forced(LLAMA, [{"function": {"name": "now", **parameters}}])
+        assert ('"additionalProperties": false' in lark) == closed
+
+
 def test_references_in_a_tools_parameters_begin_at_their_own_root() -> None:
     """As pydantic writes models within models; ``#`` is the parameters, and not the call."""
     pytest.importorskip("llguidance")
