@@ -177,9 +177,15 @@ def _call(value: Any, arguments: str) -> WrittenCall | None:
         return None
     # Models mix up the two names.
     passed = value.get(arguments, value.get("arguments", value.get("parameters", {})))
-    if isinstance(passed, str):
-        return WrittenCall(value["name"], passed)
-    return WrittenCall(value["name"], json.dumps(passed, ensure_ascii=False)) if isinstance(passed, dict) else None
+    passed = {} if passed is None else passed  # so some models write that there are none
+    if not isinstance(passed, dict | str):
+        return None
+    try:
+        text = passed if isinstance(passed, str) else json.dumps(passed, ensure_ascii=False, allow_nan=False)
+        f"{value['name']}{text}".encode()
+    except (ValueError, RecursionError):  # what Python reads and no client does: NaN, 1e999, half of a character
+        return None
+    return WrittenCall(value["name"], text)
 
 
 def forced(form: CallForm, tools: Sequence[dict[str, Any]]) -> str:

@@ -23,6 +23,7 @@ TEXTS: list[tuple[CallForm, str, list[Any]]] = [
     (QWEN, "<tool_call>no JSON</tool_call> and on", ["<tool_call>no JSON</tool_call> and on"]),
     (QWEN, '<tool_call>{"name": "f"', ['<tool_call>{"name": "f"']),
     (QWEN, '<tool_call>{"name": "f"}', [WrittenCall("f", "{}")]),
+    (QWEN, '<tool_call>{"name": "f", "arguments": null}</tool_call>', [WrittenCall("f", "{}")]),
     (PANGU, f"So: [unused11][{WEATHER}, {WEATHER}][unused12]", ["So: ", ONE, ONE]),
     (PANGU, "[unused1] is no mark", ["[unused1] is no mark"]),
     (MISTRAL, f"[TOOL_CALLS] [{WEATHER}]", [ONE]),
@@ -76,7 +77,14 @@ def test_text_is_given_as_soon_as_it_is_clear() -> None:
     assert calls.push("<tool_call>") == []
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", '{"name": 3}', '{"name": "f", "arguments": 3}', "[" * 100_000])
+# Python reads these numbers and halves of characters; no client does.
+UNREADABLE = [f'{{"name": "f", "arguments": {{"a": {value}}}}}' for value in ("NaN", "1e999", r'"\ud83d"')]
+UNREADABLE += [r'{"name": "\ud83d"}', r'{"name": "f", "arguments": "\ud83d"}']
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", '{"name": 3}', '{"name": "f", "arguments": 3}', "[" * 100_000, *UNREADABLE]
+)
 def test_what_is_no_call(text: str) -> None:
     assert read_calls(text, "arguments") == []
 
