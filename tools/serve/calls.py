@@ -13,6 +13,7 @@ The form follows from the chat template, which tells the model of it. A call is 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -91,6 +92,8 @@ class Calls:
         self._form, self._names, self._most = form, set(names), most
         self.found = 0
         self._held, self._inside = "", False
+        # The call up to an end mark that stands in a string of its JSON.
+        self._string = ""
         # Without marks: whether the text has begun as none of calls.
         self._is_text = False
         # The white space since a call, if nothing else has come since.
@@ -103,12 +106,12 @@ class Calls:
 
     def finish(self) -> list[str | WrittenCall]:
         """The rest, which was held back."""
+        self._held, self._string = self._string + self._held, ""
+        found = list(self._marked(last=True)) if self._form.begin else []
         rest, self._held = self._held, ""
         if not self._form.begin:
             return self._read(rest.removeprefix(PYTHON_TAG), rest) if rest else []
-        if not self._inside:
-            return self._text(rest)
-        return self._read(rest, self._form.begin + rest)
+        return found + (self._read(rest, self._form.begin + rest) if self._inside else self._text(rest))
 
     def _unmarked(self) -> list[str | WrittenCall]:
         """All of a text that may be a call is held back; one that begins otherwise is text up to its end."""
@@ -119,12 +122,15 @@ class Calls:
         rest, self._held, self._is_text = self._held, "", True
         return self._text(rest)
 
-    def _marked(self) -> Iterable[str | WrittenCall]:
+    def _marked(self, last: bool = False) -> Iterable[str | WrittenCall]:
+        """``last``: nothing follows, so a mark in a string of JSON, which has no end then, is none of the string's."""
         while True:
             mark = self._form.end if self._inside else self._form.begin
             before, marked, after = self._held.partition(mark) if mark else (self._held, "", "")
-            if marked:
-                self._held = after
+            if marked and self._inside and not last and _in_string('"' * bool(self._string) + before):
+                self._string, self._held = self._string + before + mark, after
+            elif marked:
+                before, self._string, self._held = self._string + before, "", after
                 whole = f"{self._form.begin}{before}{mark}"
                 yield from self._read(before, whole) if self._inside else self._text(before)
                 self._inside = not self._inside
@@ -152,6 +158,11 @@ class Calls:
         self._space = ""
         dropped = 0 if self._most is None else max(min(self.found - self._most, len(calls)), 0)
         return list(calls[: len(calls) - dropped])
+
+
+def _in_string(text: str) -> bool:
+    """Whether a text of JSON ends within a string."""
+    return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
 
 
 def read_calls(text: str, arguments: str) -> list[WrittenCall]:

@@ -16,6 +16,8 @@ MISTRAL = CallForm(begin="[TOOL_CALLS]", end="", listed=True)
 LLAMA = CallForm(begin="", end="", arguments="parameters")
 WEATHER = '{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}}'
 ONE = WrittenCall("weather", '{"city": "Köln", "days": [1, 2]}')
+MARKED = r'{"name": "write", "arguments": {"text": "\"</tool_call>\\"}}'
+TWO = WrittenCall("write", r'{"text": "\"</tool_call>\\"}')
 TEXTS: list[tuple[CallForm, str, list[Any]]] = [
     (QWEN, f"I look.\n<tool_call>\n{WEATHER}\n</tool_call>", ["I look.\n", ONE]),
     (QWEN, f"<tool_call>{WEATHER}</tool_call>\n<tool_call>\n{WEATHER}\n</tool_call>\n", [ONE, ONE]),
@@ -24,6 +26,12 @@ TEXTS: list[tuple[CallForm, str, list[Any]]] = [
     (QWEN, '<tool_call>{"name": "f"', ['<tool_call>{"name": "f"']),
     (QWEN, '<tool_call>{"name": "f"}', [WrittenCall("f", "{}")]),
     (QWEN, '<tool_call>{"name": "f", "arguments": null}</tool_call>', [WrittenCall("f", "{}")]),
+    (QWEN, f"<tool_call>{MARKED}</tool_call>\n<tool_call>{WEATHER}</tool_call>", [TWO, ONE]),
+    (
+        QWEN,
+        f'<tool_call>{{"name": "f</tool_call> no <tool_call>{WEATHER}</tool_call>',
+        ['<tool_call>{"name": "f</tool_call> no ', ONE],
+    ),
     (PANGU, f"So: [unused11][{WEATHER}, {WEATHER}][unused12]", ["So: ", ONE, ONE]),
     (PANGU, "[unused1] is no mark", ["[unused1] is no mark"]),
     (MISTRAL, f"[TOOL_CALLS] [{WEATHER}]", [ONE]),
