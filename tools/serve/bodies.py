@@ -289,12 +289,14 @@ def parse(content: bytes, kind: type[_Body]) -> _Body:
 
 
 def _refuse_unknown(value: Any, kind: Any, where: str = "") -> None:
-    """Refuses fields, at any depth, that a type has not and that would change the answer; ``where`` leads to them."""
+    """Refuses fields, at any depth, that a type has not and that would change the answer, and words that are none of a
+    field's; ``where`` leads to them."""
     if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Struct):
         known = _known(kind)
         types = (TEXT,) if kind is ContentPart else get_args(known.get("type"))
-        if types and value.get("type", types[0]) not in types:
-            return  # it is refused for its type, which says more than its fields
+        if types and (got := value.get("type", types[0])) not in types:  # it says more than the fields
+            _refuse_unknown(got, known["type"], f"{where}type.")
+            return
         for name, inner in value.items():
             if name in known:
                 _refuse_unknown(inner, known[name], f"{where}{name}.")
@@ -303,6 +305,10 @@ def _refuse_unknown(value: Any, kind: Any, where: str = "") -> None:
     elif isinstance(value, list) and get_origin(kind) is list:
         for at, inner in enumerate(value):
             _refuse_unknown(inner, get_args(kind)[0], f"{where.removesuffix('.')}[{at}].")
+    elif get_origin(kind) is Literal:
+        if isinstance(value, str) and value not in get_args(kind):
+            param = where.removesuffix(".")
+            raise RequestRefused(f"{param}: expected {' or '.join(get_args(kind))}, got {value:.40}", param)
     else:
         for part in get_args(kind):  # of a union, or of a type with bounds
             _refuse_unknown(value, part, where)

@@ -135,3 +135,18 @@ def test_what_changes_no_answer_is_served() -> None:
             chat_sent(**body)
     with pytest.raises(RequestRefused, match="best_of: expected n, since all texts are given, got 3"):
         sent(BODY | {"best_of": 3})
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({"tool_choice": "any"}, "tool_choice: expected none or auto or required, got any"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type: expected function, got allowed_tools"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, r"tools\[0\].type: expected function, got custom"),
+        ({"response_format": {"type": "json"}}, "response_format.type: expected text or json_object or json_schema, "),
+    ],
+    ids=str,
+)
+def test_a_word_that_is_none_of_a_fields_is_answered_with_those(field: dict, said: str) -> None:
+    with pytest.raises(RequestRefused, match=said):
+        chat_sent(**field)
