@@ -30,6 +30,8 @@ def read_rope(fields: Fields, default_theta: float) -> tuple[float, RopeScaling 
     if len(spelled) == 2 and _meant(fields, spelled[0], outside) != _meant(fields, spelled[1], outside):
         fields.fail("rope_scaling", "the same as rope_parameters, or only one of the two")
     rope = Fields(fields.path, fields.get(where, {}))
+    if any(isinstance(value, dict) for value in rope.values.values()):
+        fields.fail(where, "one object for all layers; a base or scaling for each kind of layer is not supported")
     theta = rope.number("rope_theta", outside)
     kind = _kind(rope)
     if kind not in ("default", *_READERS) or rope.get("partial_rotary_factor", 1) != 1:

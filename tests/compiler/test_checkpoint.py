@@ -246,6 +246,10 @@ REFUSED = [
         "original_max_position_embeddings is 1000.*; expected 1 to 2147483647",
     ),
     ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1}}, "rope_theta is 1.0; expected more"),
+    (
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}}},
+        "rope_parameters is .*; expected one object for all layers",
+    ),
     ({"rope_parameters": {"rope_type": "linear"}}, "factor is None; expected a finite number"),
     ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "low < high"),
     (
