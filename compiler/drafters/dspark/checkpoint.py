@@ -26,9 +26,9 @@ from draftwood.compiler.drafters.dflash.checkpoint import dflash_parts, read_dfl
 from draftwood.compiler.drafters.dspark.network import Confidence, DSparkConfig, Head
 from draftwood.compiler.teachers.config import TeacherConfig
 
-DEEPSPEC = "Qwen3DSparkModel"
+DEEPSPEC, SPECFORGE = "Qwen3DSparkModel", "DSparkDraftModel"
 # Architectures of their own, and the one of DFlash that such a folder is read as.
-NAMES = {DEEPSPEC: DEEPSPEC, "DSparkSpeculator": "DFlashSpeculator", "DSparkDraftModel": "DFlashDraftModel"}
+NAMES = {DEEPSPEC: DEEPSPEC, "DSparkSpeculator": "DFlashSpeculator", SPECFORGE: "DFlashDraftModel"}
 # Fields of the heads, which DFlash knows only as those of a successor.
 _HEADS = (
     "markov_rank",
@@ -112,13 +112,20 @@ def _as_dflash(fields: Fields, nested: Fields) -> Fields:
     return Fields(fields.path, values)
 
 
+def _stating(fields: Fields, nested: Fields, name: str) -> Fields:
+    """The object that states a field of the heads; CheckpointError if both do and differ."""
+    if fields.get(name) is not None and nested.get(name, fields.get(name)) != fields.get(name):
+        fields.fail(name, f"the same as in dflash_config, {nested.get(name)!r}, or only one of the two")
+    return fields if nested.get(name) is None else nested
+
+
 def _markov(fields: Fields, nested: Fields) -> tuple[int, Head]:
-    source = nested if nested.get("markov_rank") is not None else fields
-    rank, head = source.whole("markov_rank"), source.get("markov_head_type", "vanilla")
+    of_rank, of_head = (_stating(fields, nested, name) for name in ("markov_rank", "markov_head_type"))
+    rank, head = of_rank.whole("markov_rank"), of_head.get("markov_head_type", "vanilla")
     if rank < 1:
-        source.fail("markov_rank", "1 or more; without the sequential head it is a DFlash drafter, and says so")
+        of_rank.fail("markov_rank", "1 or more; without the sequential head it is a DFlash drafter, and says so")
     if head not in get_args(Head):
-        source.fail("markov_head_type", f"one of {', '.join(get_args(Head))}")
+        of_head.fail("markov_head_type", f"one of {', '.join(get_args(Head))}")
     return rank, cast(Head, head)
 
 
@@ -130,5 +137,7 @@ def _confidence(fields: Fields, nested: Fields, stored: Collection[str]) -> Conf
                 source.fail(name, f"{str(there).lower()}, as the tensors say")
     if not there:
         return "none"
-    markov = nested.flag("confidence_head_with_markov", fields.flag("confidence_head_with_markov", True))
+    name = "confidence_head_with_markov"
+    # SpecForge's class leaves the token out unless the field says otherwise, speculators' the other way round.
+    markov = _stating(fields, nested, name).flag(name, fields.get("architectures") != [SPECFORGE])
     return "markov" if markov else "hidden"

@@ -47,8 +47,8 @@ def speculators(make: Any, **own: object) -> dict:
 
 def specforge(make: Any, **own: object) -> dict:
     nested = {"mask_token_id": MASK, "target_layer_ids": [1, 3, 5], "shift_label": True, "projector_type": "dspark"}
-    nested |= {"markov_rank": RANK, "enable_confidence_head": False}
-    return base(make, architectures=["DSparkDraftModel"], dflash_config=nested) | own | {"model_type": "dspark"}
+    nested |= {"markov_rank": RANK, "enable_confidence_head": False} | own
+    return base(make, architectures=["DSparkDraftModel"], dflash_config=nested, model_type="dspark")
 
 
 def modelopt(make: Any) -> dict:
@@ -72,6 +72,10 @@ WRITERS: dict[str, tuple] = {
         *(40, "vanilla", "markov", False, False),
     ),
     "SpecForge": (specforge, None, "vanilla", "none", True, False),
+    "SpecForge-confidence": (
+        lambda make: specforge(make, enable_confidence_head=True),
+        *(None, "vanilla", "hidden", True, False),
+    ),
     "ModelOpt": (modelopt, None, "vanilla", "markov", True, True),
 }
 
@@ -231,6 +235,13 @@ REFUSED = [
     (
         lambda make: deepspec(make, architectures=["DSparkSpeculator"], sample_from_anchor=True, markov_rank=0),
         "markov_rank is 0; expected 1 or more",
+    ),
+    *(
+        (
+            lambda make, name=name, inside=inside: deepspec(make, dflash_config={name: inside}),
+            f"{name} is .*; expected the same as in dflash_config, {inside!r}, or only one of the two",
+        )
+        for name, inside in (("markov_rank", 13), ("markov_head_type", "rnn"), ("confidence_head_with_markov", False))
     ),
 ]
 
