@@ -38,7 +38,7 @@ from draftwood.tools.commands.calibrate import figures
 from draftwood.tools.commands.plan import read_latency
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.tokenizers import tokenizer_of
-from draftwood.tools.training.rows import held_out, read_data
+from draftwood.tools.training.rows import read_data
 from draftwood.trees import Topology, parse_specs, parse_tree, require, tensorize
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration
@@ -190,7 +190,7 @@ def latency(folder: Path, rng: random.Random) -> str:
 
 def rows(folder: Path, rng: random.Random) -> str:
     """The rows that distill takes prompts from."""
-    return f"{sum(map(held_out, read_data([str(folder / 'rows.jsonl')])))} held out"
+    return f"{len(read_data([str(folder / 'rows.jsonl')]))} rows"
 
 
 def prompts(folder: Path, rng: random.Random) -> str:

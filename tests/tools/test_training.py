@@ -524,6 +524,7 @@ def test_the_command_writes_texts_that_training_reads(teacher: Path, tmp_path: P
     words = ["distill", teacher, "--out", tmp_path / "out", "--rows", 4, "--max-new-tokens", 2]
     assert cli.main([str(word) for word in [*words, "--data", tmp_path / "rows.jsonl"]]) == 0
     assert "draftwood train" in capsys.readouterr().out
+    assert {*Distilled.open(tmp_path / "out").index_W["source"]} == {*range(len(ROWS))}
     assert set(Distilled.open(tmp_path / "out").index_W["temperature"]) == {
         np.float32(0),
         np.float32(0.8),

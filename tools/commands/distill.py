@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.compiler.training.teacher import training_device
     from draftwood.tools.demo import resolve
     from draftwood.tools.training.distill import distill
-    from draftwood.tools.training.rows import held_out, read_data
+    from draftwood.tools.training.rows import read_data
     from draftwood.tools.training.team import Team
 
     if min(args.rows, args.max_new_tokens) < 1:
@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
     own_prompts = args.own_prompts if args.own_prompts is not None else 0 if args.data else max(1, args.rows // 2)
     if own_prompts < 0:
         raise RequestError(f"--own-prompts {own_prompts}: expected 0 or more")
-    rows = [row for row in read_data(args.data) if not held_out(row)]
+    rows = read_data(args.data)
     device = training_device()
     with Team.join(device) as team:
         distill(

@@ -1,8 +1,7 @@
 """Reads the rows that a teacher learns from and gets its prompts from.
 
 A row is one JSON object a line, plain or gzip: ``{"id", "messages": [{"role", "content"}, ...]}`` or
-``{"id", "text"}``. A line of a prompt file (`draftwood.tools.prompts`) is a row of its first user message. A tenth of
-the rows, chosen by a hash of the id, is held out for validation.
+``{"id", "text"}``. A line of a prompt file (`draftwood.tools.prompts`) is a row of its first user message.
 """
 
 from __future__ import annotations
@@ -87,8 +86,3 @@ def _said(row: dict[str, Any]) -> Any:
 def _of_prompt(row: Any, number: int) -> Row:
     """The row of a prompt file's line: its first turn alone, since a later one follows an answer that is not there."""
     return {"id": prompt_id(row, number), "messages": [{"role": "user", "content": user_turns(row)[0]}]}
-
-
-def held_out(row: Row) -> bool:
-    """True for the fixed validation tenth."""
-    return zlib.crc32(row["id"].encode()) % 10 == 0
