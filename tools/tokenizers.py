@@ -5,13 +5,19 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from draftwood.compiler.checkpoints.safetensors_file import sha256_of
 from draftwood.compiler.teachers.formats import write_tokenizer
 from draftwood.errors import RequestError
 from draftwood.runtime.text.tokenizer import Tokenizer
 
 
 def tokenizer_of(model: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint.
+    """The tokenizer of a checkpoint; raises as ``read_tokenizer``."""
+    return read_tokenizer(model)[0]
+
+
+def read_tokenizer(model: Path) -> tuple[Tokenizer, str]:
+    """The tokenizer of a checkpoint, and SHA-256, in hex, over its files.
 
     Raises:
         RequestError: it has none.
@@ -23,4 +29,4 @@ def tokenizer_of(model: Path) -> Tokenizer:
             raise RequestError(
                 f"{model}: has no tokenizer; expected tokenizer.json or tokenizer.model, or a GGUF file with its tokens"
             )
-        return Tokenizer.load(Path(folder))
+        return Tokenizer.load(Path(folder)), sha256_of(sorted(Path(folder).iterdir()))

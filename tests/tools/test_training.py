@@ -228,6 +228,14 @@ def test_a_teacher_writes_its_own_prompts(tmp_path: Path) -> None:
     assert rows == own_rows(tmp_path / "prompts.jsonl", 48, lambda: pytest.fail("written twice"))
 
 
+def test_a_folder_without_texts_takes_other_settings(teacher: Path, tmp_path: Path) -> None:
+    asked = {**DISTILL, "rows": 8, "shard_rows": 8, "new_tokens": 2}
+    with pytest.raises(RequestError, match="none has a user's turn of 1 to 254 tokens; expected shorter ones"):
+        distill(teacher, [{"id": "a", "messages": [{"role": "user", "content": TEXT * 40}]}], tmp_path, **asked)
+    distill(teacher, ROWS, tmp_path, **asked)
+    assert len(Distilled.open(tmp_path).index_W) == 8
+
+
 def test_texts_without_data_follow_own_prompts(teacher: Path, tmp_path: Path) -> None:
     for rows in (8, 16):  # goes on with the same prompts
         distill(teacher, [], tmp_path, **{**DISTILL, "rows": rows, "shard_rows": 8}, own=24)
@@ -235,6 +243,9 @@ def test_texts_without_data_follow_own_prompts(teacher: Path, tmp_path: Path) ->
     assert 8 < len(index_W) <= 16 and index_W["source"].max() < len(prompts)  # some are too long for the teacher
     with pytest.raises(RequestError, match="own"):
         distill(teacher, [], tmp_path, **{**DISTILL, "rows": 8, "shard_rows": 8}, own=25)
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts[1:]))
+    with pytest.raises(RequestError, match=r"prompts.jsonl: has changed since texts were made of it"):
+        distill(teacher, [], tmp_path, **{**DISTILL, "rows": 24, "shard_rows": 8}, own=24)
 
 
 def test_the_learning_rate_warms_up_stays_and_decays() -> None:
@@ -323,6 +334,10 @@ def test_shards_of_other_rows_or_another_version_are_not_gone_on_from(
     shutil.copytree(distilled, tmp_path / "texts")
     with pytest.raises(RequestError, match=r"other settings \(corpus\)"):
         distill(teacher, [*ROWS[1:], ROWS[0]], tmp_path / "texts", **DISTILL)
+    shutil.copytree(teacher, tmp_path / "teacher")
+    (tmp_path / "teacher" / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    with pytest.raises(RequestError, match=r"other settings \(tokenizer\)"):
+        distill(tmp_path / "teacher", ROWS, tmp_path / "texts", **DISTILL)
     monkeypatch.setattr("draftwood.tools.training.distill.__version__", "0")
     with pytest.raises(RequestError, match=r"other settings \(version\)"):
         distill(teacher, ROWS, tmp_path / "texts", **DISTILL)
@@ -372,6 +387,7 @@ def test_states_that_a_killed_process_was_writing_are_removed(tmp_path: Path) ->
 @pytest.mark.parametrize("text", ["5", "[]", '{"teacher": ', '{"teacher": 5, "ends": 7}'])
 def test_damaged_settings_are_one_line(teacher: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "distill.json").write_text(text)
+    (tmp_path / "shard-0000.index.npy").touch()
     with pytest.raises(RequestError, match=r"not a whole folder of distilled texts"):
         Distilled.open(tmp_path)
     with pytest.raises(RequestError, match=r"distill.json: damaged|other settings"):

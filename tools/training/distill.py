@@ -28,7 +28,7 @@ from draftwood.errors import RequestError
 from draftwood.files import write_whole
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.made_from import alone_in, begin_in, read_note
-from draftwood.tools.tokenizers import tokenizer_of
+from draftwood.tools.tokenizers import read_tokenizer
 from draftwood.tools.training.generate import batch_draws, generate
 from draftwood.tools.training.own_prompts import OwnPrompts, own_rows
 from draftwood.tools.training.rows import Row
@@ -43,6 +43,8 @@ from draftwood.version import __version__
 TEMPERATURES = (0.0, 0.8, 0.0, 1.0)
 # The file of what was asked for.
 SETTINGS = "distill.json"
+# The file of the prompts that the teacher has written.
+OWN = "prompts.jsonl"
 # Tokens of a text row that serve as its prompt, and the longest chat prompt that is used.
 TEXT_PROMPT, LONGEST_PROMPT = 48, 384
 # Texts written side by side, and in a shard: enough for batches of prompts of like length, few enough to lose little
@@ -207,12 +209,13 @@ def distill(
         raise RequestError(f"--max-new-tokens {new_tokens}: the teacher has {positions} positions; choose fewer")
     if not corpus and not own:
         raise RequestError(_NO_ROWS)
+    text, text_digest = read_tokenizer(teacher)
     settings = {
-        "version": __version__, "teacher": (digest := checkpoint.digest()), "corpus": _digest(corpus), "own": own,
-        "new_tokens": new_tokens, "batch": batch, "seed": seed, "shard_rows": shard_rows,
-        "ends": list(checkpoint.config.eos), "temperatures": list(temperatures),
+        "version": __version__, "teacher": (digest := checkpoint.digest()), "tokenizer": text_digest,
+        "corpus": _digest(corpus), "own": own, "new_tokens": new_tokens, "batch": batch, "seed": seed,
+        "shard_rows": shard_rows, "ends": list(checkpoint.config.eos), "temperatures": list(temperatures),
     }  # fmt: skip
-    team, text, shards = team or Team(), tokenizer_of(teacher), -(-rows // shard_rows)
+    team, shards = team or Team(), -(-rows // shard_rows)
     progress = WritingProgress(out / "log.jsonl", shards)
     # bf16 if it is fast: text that a bf16 teacher would write as well.
     model = cache(partial(FrozenTeacher.open, teacher, compute_dtype(device), device))
@@ -225,7 +228,10 @@ def distill(
             print(f"{shards * shard_rows} texts, in shards of {shard_rows}", file=sys.stderr, flush=True)
         if own:
             writer = partial(OwnPrompts, text=text, seed=seed, batch=batch, told=progress.told)
-            corpus = [*corpus, *own_rows(out / "prompts.jsonl", own, lambda: writer(model()))]
+            written = own_rows(out / OWN, own, lambda: writer(model()))
+            if not team.rank:
+                _check_own(out, _digest(written))
+            corpus = [*corpus, *written]
         if not team.rank:
             team.wait()
         prompts = Prompts(corpus, text, checkpoint.config.bos, seed, positions - new_tokens)
@@ -255,13 +261,25 @@ def _line(row: Row) -> bytes:
 
 
 def _check_settings(out: Path, settings: dict[str, Any]) -> None:
-    path = out / SETTINGS
-    if path.is_file():
-        stored = read_note(path, dict)
-        differ = [name for name in settings if stored.get(name) != settings[name]]
-        if differ:
-            raise RequestError(
-                f"{out}: was begun with other settings ({', '.join(differ)}); repeat them or name another --out"
-            )
-    else:
-        write_whole(path, (json.dumps(settings, indent=2) + "\n").encode())
+    """Writes the settings, or refuses others than those that prompts or texts were written with."""
+    stored = read_note(out / SETTINGS, dict)
+    differ = [name for name in settings if stored.get(name) != settings[name]]
+    if differ and (_begun(out) or (out / OWN).is_file()):
+        raise RequestError(
+            f"{out}: was begun with other settings ({', '.join(differ)}); repeat them or name another --out"
+        )
+    if differ:
+        write_whole(out / SETTINGS, (json.dumps(settings, indent=2) + "\n").encode())
+
+
+def _check_own(out: Path, digest: str) -> None:
+    """Notes the digest of the prompts that the teacher has written; they must stay once texts are made of them."""
+    stored = read_note(out / SETTINGS, dict)
+    if stored.get("own_prompts", digest) != digest and _begun(out):
+        raise RequestError(f"{out / OWN}: has changed since texts were made of it; put it back or name another --out")
+    write_whole(out / SETTINGS, (json.dumps({**stored, "own_prompts": digest}, indent=2) + "\n").encode())
+
+
+def _begun(out: Path) -> bool:
+    """Whether a shard is whole."""
+    return any(out.glob("shard-*.index.npy"))
