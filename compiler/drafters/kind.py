@@ -99,7 +99,7 @@ MEDUSA = Kind(
     cost_sizes=":HEADS[:tied]",
     options={
         "levels": TrainingOption(help="heads (4)", default=4, least=1),
-        "layers": TrainingOption(help="residual blocks a head (1)", default=1, least=0),
+        "layers": TrainingOption(help="residual blocks a head (1)", default=1, least=1),
         "shared_noise": _SHARED_NOISE,
     },
 )

@@ -740,6 +740,8 @@ def test_command(folder: Path, tmp_path: Path, capsys) -> None:
     assert (tmp_path / "out" / "medusa_lm_head.safetensors").is_file()
     with pytest.raises(RequestError, match="not an option of medusa"):
         run("medusa", *common, "--draft-vocab", 9)
+    with pytest.raises(RequestError, match="layers is 0; expected 1 or more"):
+        run("medusa", *common, "--layers", 0)
     with pytest.raises(RequestError, match="no such folder"):
         run("medusa", *common[:1], tmp_path / "nothing", "--out", tmp_path / "out")
     with pytest.raises(RequestError, match="positive"):
