@@ -59,7 +59,10 @@ def _stored(path: Path, drafter: str) -> DrafterTensors:
         if (path / name).is_file():
             return DrafterTensors(path, path / name, (path / name,), *open_tensors(path / name))
     if not (path / "model.safetensors.index.json").is_file():
-        raise CheckpointError(f"{path}: no {drafter} drafter; expected a folder with {' or '.join(_FILES)}, or shards")
+        expected = f"a folder with {' or '.join(_FILES)}, or shards of safetensors"
+        if any(path.glob("pytorch_model-*.bin")):
+            expected += "; shards of torch files are not read: save them as one"
+        raise CheckpointError(f"{path}: no {drafter} drafter; expected {expected}")
     entries = folder_entries(path)
     files = tuple(sorted({entry.file for entry in entries.values()}))
     return DrafterTensors(path, path, files, entries, lambda key: read_tensor(entries[key].file, key))

@@ -285,6 +285,9 @@ def test_nothing_there(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
         CheckpointError, match=r"no EAGLE-3 drafter; expected a folder with model\.safetensors or .*, or shards"
     ):
         Eagle3Model.open(tmp_path, teacher)
+    (tmp_path / "pytorch_model-00001-of-00002.bin").touch()
+    with pytest.raises(CheckpointError, match=r"shards of safetensors; shards of torch files are not read: save them"):
+        Eagle3Model.open(tmp_path, teacher)
     save(make, tmp_path, "SafeAILab")
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json: no such file"):
