@@ -123,6 +123,11 @@ def _vllm(fields: Fields, stored: DrafterTensors) -> Heads:
         fields.fail(
             "original_lm_head", f"{str(bool(shared)).lower()}, since the file has {'' if shared else 'no '}lm_head"
         )
+    own = [key for key, match in matches.items() if match and match[4]]
+    if shared and len(several := [*shared, *own]) > 1:
+        raise CheckpointError(
+            f"{stored.where}: holds {several[0]} for all heads and {several[1]}; expected one of the two"
+        )
     for head in {plain.split(".")[0] for plain in plain_keys} if shared else ():
         plain_keys[f"{head}.{blocks}.weight"] = shared[0]
     reduced = fields.get("truncated_vocab_size") not in (None, fields.get("vocab_size"))

@@ -115,6 +115,11 @@ REFUSED = [
     ({}, {"x": torch.ones(1)}, "unexpected key x"),
     ({"truncated_vocab_size": 30}, {}, "truncated_vocab_size is 30; expected null, or a token_map"),
     ({"original_lm_head": True}, {}, "original_lm_head is True; expected false, since the file has no lm_head"),
+    (
+        {"original_lm_head": True},
+        {"lm_head.weight": torch.ones(V, H)},
+        "holds lm_head.weight for all heads and lm_heads.0.weight; expected one of the two",
+    ),
     ({}, {"token_map": torch.tensor([1, 1])}, "token_map has ids from 1 to 1, 1 of 2 different"),
     ({}, {"token_map": torch.tensor([1, 101])}, "expected each id once, from 0 to 100"),
     ({}, {"token_map": torch.ones(2)}, r"token_map is F32 \[2\]; expected I64 ids"),
