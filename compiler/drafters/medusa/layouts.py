@@ -123,6 +123,8 @@ def _vllm(fields: Fields, stored: DrafterTensors) -> Heads:
         fields.fail(
             "original_lm_head", f"{str(bool(shared)).lower()}, since the file has {'' if shared else 'no '}lm_head"
         )
+    if fields.number("logit_scale", 1) != 1:
+        fields.fail("logit_scale", "1 or no such field; heads have no other form of it")
     own = [key for key, match in matches.items() if match and match[4]]
     if shared and len(several := [*shared, *own]) > 1:
         raise CheckpointError(

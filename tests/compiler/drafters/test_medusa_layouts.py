@@ -115,6 +115,7 @@ REFUSED = [
     ({}, {"x": torch.ones(1)}, "unexpected key x"),
     ({"truncated_vocab_size": 30}, {}, "truncated_vocab_size is 30; expected null, or a token_map"),
     ({"original_lm_head": True}, {}, "original_lm_head is True; expected false, since the file has no lm_head"),
+    ({"logit_scale": 2.0}, {}, "logit_scale is 2.0; expected 1 or no such field"),
     (
         {"original_lm_head": True},
         {"lm_head.weight": torch.ones(V, H)},
