@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from draftwood.manifest import Gear
 from draftwood.planned import Planning, StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.gains import Drafted
+from draftwood.runtime.policy.times import GUESS_ROW
 
 # The tree of plain decoding: its root alone.
 PLAIN = "plain"
@@ -15,7 +16,7 @@ PLAIN = "plain"
 
 class Gears:
     """Immutable; made once for a bundle. ``trees`` are known by name, ``rows`` of a gear's tree by the gear's; the
-    ``neural`` gears have a drafter's network."""
+    ``neural`` gears have a drafter's network, and the ``timed`` ones times that are no guesses."""
 
     def __init__(
         self,
@@ -24,9 +25,12 @@ class Gears:
         planning: Planning | None = None,
         times: Sequence[StepTime] = (),
     ) -> None:
-        self.gears, self.planning, self.times = tuple(gears), planning, tuple(times)
+        self.gears, self.planning = tuple(gears), planning
         self.trees = {tree.name: tree for tree in trees}
         self.rows = {gear.name: self.trees[gear.tree].rows for gear in gears}
+        self.timed = {time.gear for time in times}
+        untimed = (gear for gear in gears if gear.name not in self.timed)
+        self.times = (*times, *(guess for gear in untimed for guess in self._guesses(gear, times)))
         self.neural = {gear.name for gear in gears if gear.neural}
 
     @classmethod
@@ -40,6 +44,20 @@ class Gears:
             for tree in manifest.trees
         ]
         return cls(manifest.gears, trees, planning, times or (planning.times if planning else ()))
+
+    def _guesses(self, gear: Gear, times: Iterable[StepTime]) -> Iterator[StepTime]:
+        """Times of a gear that nobody has timed, such as one that looks up next to a plan's trees: plain decoding's at
+        its KV length with a guess for its rows, or those of a larger tree if they are less."""
+        rows, slots = self.rows[gear.name], {gear.name: gear.slots for gear in self.gears}
+        least: dict[tuple[int, int], float] = {}
+        for time in times:
+            known = self.rows.get(time.gear, 0)
+            if slots.get(time.gear) == gear.slots and not time.late and (known == 1 or known >= rows):
+                us = time.us * (1 if known >= rows else 1 + GUESS_ROW * rows * time.texts)
+                shape = time.length, time.texts
+                least[shape] = min(least.get(shape, us), us)
+        for (length, texts), us in least.items():
+            yield StepTime(gear=gear.name, length=length, us=us, texts=texts)
 
     def with_room(self, length: int, slots: int) -> list[Gear]:
         """The gears of a KV length of ``slots`` or more whose rows have room after ``length`` tokens; one slot is

@@ -25,7 +25,7 @@ def gear_figures(bundle: Bundle, engine: str) -> list[dict[str, Any]]:
     for gear in gears.gears:
         rows = gears.rows[gear.name]
         longest = gear.slots - 1 - rows
-        ms = times.us(gear.name, longest // 2) / 1000 if times.absolute else None
+        ms = times.us(gear.name, longest // 2) / 1000 if times.absolute and gear.name in gears.timed else None
         figures.append(
             {
                 "gear": gear.name,

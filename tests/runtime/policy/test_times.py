@@ -5,6 +5,9 @@ import pytest
 
 from draftwood.planned import StepTime
 from draftwood.runtime.policy.times import AGED, StepTimes
+from draftwood.trees import Topology
+
+from .samples import gears_of
 
 ROWS = {"plain": 1, "tree": 8}
 
@@ -23,6 +26,16 @@ def test_a_table_is_a_line_through_what_was_timed() -> None:
 def test_a_gear_that_was_not_timed_makes_all_of_it_guesses() -> None:
     times = StepTimes(ROWS, [StepTime(gear="plain", length=0, us=1000.0)])
     assert not times.absolute and times.us("plain", 50) == 1.0 < times.us("tree", 50)
+
+
+def test_a_gear_next_to_a_plans_is_guessed_from_them_and_their_times_hold() -> None:
+    """As one that is looked up, which no plan times."""
+    trees = {"planned": Topology.chain(7), "short": Topology.chain(1), "long": Topology.chain(15)}
+    gears = gears_of(trees, {"plain": 1000.0, "planned": 1100.0})
+    times = StepTimes(gears.rows, gears.times)
+    us = {name: times.us(name, 100) for name in gears.rows}
+    assert us == pytest.approx({"plain": 1000, "planned": 1100, "short": 1100, "long": 1960})
+    assert times.absolute and gears.timed == {"plain", "planned"} and not gears_of(trees).times
 
 
 def test_without_a_table_the_first_steps_are_the_table() -> None:
