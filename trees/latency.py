@@ -141,6 +141,11 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         msgspec.structs.force_setattr(self, "entries", ordered)
         if not self._steps:
             raise ValueError("no decode or verify entry; expected at least one step of the teacher")
+        for kind in ("draft", "commit", "host"):
+            texts = {entry.texts for entry in self.entries if entry.kind == kind}
+            # They would cost nothing, or nothing could be drafted, only because the table has a hole.
+            if texts and (missing := sorted(set(self.texts) - texts)):
+                raise ValueError(f"steps of {missing[0]} texts, but no {kind} of so many; expected it for all or none")
 
     def _check(self, entry: LatencyEntry) -> None:
         """Refuses an entry that lacks what this table's source owes: a spread, or parts that add up."""
@@ -229,8 +234,8 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return read_form(text, cls, LATENCY_FORMAT, LATENCY_VERSION, where)
 
     def _step(self, rows: int, slots: int, texts: int) -> LatencyEntry:
-        steps = self._at(slots, texts)
-        return steps[_least(steps, rows, f"of {rows} rows at KV length {slots}", " rows", "more --rows")]
+        steps, of_texts = self._at(slots, texts), f" of each of {texts} texts" if texts > 1 else ""
+        return steps[_least(steps, rows, f"of {rows} rows{of_texts} at KV length {slots}", " rows", "more --rows")]
 
     def _padded(self, texts: int) -> int:
         """The number of texts of the smallest graphs that hold ``texts``."""
@@ -238,7 +243,8 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def _at(self, slots: int, texts: int) -> dict[int, LatencyEntry]:
         steps = self._steps[self._padded(texts)]
-        return steps[_least(steps, slots, f"at KV length {slots}", "", "a larger --kv")]
+        what = f"of {texts} texts at KV length {slots}" if texts > 1 else f"at KV length {slots}"
+        return steps[_least(steps, slots, what, "", "a larger --kv")]
 
 
 def _least(sizes: Collection[int], size: int, step: str, unit: str, more: str) -> int:

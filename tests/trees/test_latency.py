@@ -153,6 +153,24 @@ def test_anything_else_is_refused_in_one_line(text: str, message: str) -> None:
     assert line.startswith("bad.json: ") and message in line and "\n" not in line
 
 
+@pytest.mark.parametrize("kind", ["draft", "host", "commit"])
+def test_a_part_of_a_step_that_some_numbers_of_texts_lack_is_refused(kind: str) -> None:
+    """A host's share that is not there cost nothing, and a draft that is not there was told to be too deep."""
+    shape = {"depth": 2, "width": 4} if kind == "draft" else {}
+    entries = [modelled("decode", 0.01, rows=1, slots=512, texts=texts) for texts in (1, 2)]
+    with pytest.raises(ValueError, match=f"^steps of 2 texts, but no {kind} of so many; expected it for all or none"):
+        table(*entries, modelled(kind, 0.001, **shape))
+    assert table(*entries, *(modelled(kind, 0.001, **shape, texts=texts) for texts in (1, 2))).texts == (1, 2)
+
+
+def test_a_step_that_is_not_there_says_of_how_many_texts() -> None:
+    shared = table(*(modelled("decode", 0.01, rows=1, slots=512 // texts, texts=texts) for texts in (1, 2)))
+    with pytest.raises(TreeError, match="no step of 2 texts at KV length 512; it goes up to 256; profile again"):
+        shared.step_s(1, 512, 2)
+    with pytest.raises(TreeError, match="no step of 3 rows of each of 2 texts at KV length 256; it goes up to 1 rows"):
+        shared.step_s(3, 256, 2)
+
+
 sizes = st.lists(st.integers(1, 12), min_size=1, max_size=6, unique=True)
 
 
