@@ -6,7 +6,7 @@ A gear is a KV length and a tree. Its step takes::
 
 and gains F tokens, so it costs step / F a token. The cost depends on a tree only by T, its depth and its width.
 `search` knows the tree of greatest F for each such triple, so enumerating the triples minimises the ratio exactly.
-T is a row count of the latency table: padding up to it costs nothing.
+T is a row count of the latency table: padding up to the next one costs nothing.
 
 Calibration contexts are positions in the teacher's text, one a token. So the share of a class of contexts is its share
 of tokens. Time per token is the mean over classes of cost / F.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,9 +109,9 @@ def candidates(lengths: Sequence[LengthClass], table: LatencyTable, limits: Limi
         }
         for slots in (slots for slots in table.slots if part.slots <= slots <= largest):
             gears.append(GearShape(1, slots, Topology.plain(), texts))
-            for rows in table.rows(slots, texts):
+            for fewer, rows in pairwise((0, *table.rows(slots, texts))):
                 if 1 < rows <= limits.nodes + 1:
-                    gears += _best_gear(part, searches, drafts, rows, slots, table, texts)
+                    gears += _best_gear(part, searches, drafts, (fewer, rows), slots, table, texts)
     return list(dict.fromkeys(gears))
 
 
@@ -118,19 +119,21 @@ def _best_gear(
     part: LengthClass,
     searches: dict[int, Search],
     drafts: dict[tuple[int, int], float],
-    rows: int,
+    stair: tuple[int, int],
     slots: int,
     table: LatencyTable,
     texts: int,
 ) -> Iterator[GearShape]:
-    """The tree of least cost / F for `part` among those of `rows` rows, by enumerating depth and width."""
+    """The tree of least cost / F for `part` among those of more rows than the lower end of a stair and at most its
+    upper one, by enumerating depth and width. A smaller tree has a graph of its own rows, which may take longer."""
+    fewer, rows = stair
     fixed = _without_draft(table, rows, slots, part.slots, texts)
 
     def per_token(shape: tuple[int, int]) -> float:
         depth, width = shape
-        expected = float(searches[width].curve(depth)[:rows][-1])
+        tokens_M = searches[width].curve(depth)[:rows]
         # Without a node worth having there is nothing to draft, and plain decoding has its own gear.
-        return (fixed + drafts[shape]) / expected if expected > 1 else math.inf
+        return (fixed + drafts[shape]) / float(tokens_M[-1]) if len(tokens_M) > max(fewer, 1) else math.inf
 
     depth, width = min(drafts, key=per_token, default=(0, 0))
     if depth and per_token((depth, width)) < math.inf:
