@@ -75,7 +75,7 @@ def length_classes(contexts: Contexts, table: LatencyTable, nodes: int) -> tuple
     Raises:
         TreeError: none fits.
     """
-    reserve = max((rows for slots in table.slots for rows in table.rows(slots) if rows <= nodes + 1), default=1) + 1
+    reserve = min(nodes + 1, max(rows for slots in table.slots for rows in table.rows(slots))) + 1
     tokens_N = contexts.steps_N.astype(np.int64) * LENGTH_STEP
     room = np.array(table.slots) - reserve
     tokens_N[contexts.steps_N == 0] = room[-1]
@@ -110,7 +110,7 @@ def candidates(lengths: Sequence[LengthClass], table: LatencyTable, limits: Limi
         for slots in (slots for slots in table.slots if part.slots <= slots <= largest):
             gears.append(GearShape(1, slots, Topology.plain(), texts))
             for fewer, rows in pairwise((0, *table.rows(slots, texts))):
-                if 1 < rows <= limits.nodes + 1:
+                if rows > 1 and fewer <= limits.nodes:
                     gears += _best_gear(part, searches, drafts, (fewer, rows), slots, table, texts)
     return list(dict.fromkeys(gears))
 

@@ -64,6 +64,15 @@ def test_a_tree_costs_what_its_own_rows_take():
     assert [(gear.rows, gear.tree.rows) for gear in gears[1:] if gear.rows > 1] == [(8, 8), (16, 9)]
 
 
+def test_a_limit_between_two_row_counts_is_used_up():
+    """As of a table that has the rows of a bundle's trees alone; plain decoding was all that was left."""
+    costs = table({(rows, slots): 10 for rows in (1, 8) for slots in (69, 128)})
+    lengths, _ = length_classes(at_length({(0,) * 8: 1}, 64), costs, 3)
+    assert [length.slots for length in lengths] == [69], "64 tokens, 4 rows and the spare slot"
+    gears = candidates(lengths, costs, Limits(nodes=3))
+    assert gears[0].rows == 1 and {gear.tree for gear in gears[1:] if gear.rows > 1} == {Topology.chain(3)}
+
+
 def test_lengths_take_the_smallest_cache_that_holds_text_tree_and_spare_slot():
     costs = table({(rows, slots): 1 for rows in (1, 8) for slots in (256, 512)})
     for tokens, slots in ((1, 256), (192, 256), (193, 512), (448, 512), (None, 512)):
