@@ -98,7 +98,7 @@ def test_an_unknown_device_is_refused_in_one_line() -> None:
 
 
 def drafts(drafter: DraftCost) -> dict[tuple[int, int], list[Op]]:
-    return {(depth, width): ops for depth, width, ops in drafter.drafts(DIMS, 1024)}
+    return {(depth, width): ops for depth, width, ops in drafter.drafts(drafter.block(DIMS), 1024)}
 
 
 def test_medusa_heads_stream_their_matrices() -> None:

@@ -37,7 +37,6 @@ class FastEagleCost(DraftCost):
         return replace(config, **{name: size for name, size in sizes.items() if size is not None})
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
-        config = self.block(config)
         H, rows = config.hidden, self.layers + 1
         ops = [matmul("features", rows, self.states * H, H), copy("embedding", rows * H)]
         ops.append(matmul("entry", rows, 2 * H, H))
