@@ -97,6 +97,7 @@ def make_plan(
     topologies = {tree.name: topology for topology, tree in trees.items()}
     return Plan(
         contexts={"counted": counted.total, "heldout": heldout.total},
+        models=both.models,
         grouped=both.grouped,
         limits=limits,
         trees=tuple(trees.values()),

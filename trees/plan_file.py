@@ -141,6 +141,7 @@ class Plan(FrozenFields, frozen=True, kw_only=True):
 
     Args:
         contexts: the number of counted and of held-out contexts.
+        models: digests of the models whose contexts they are, by what each is; empty if unknown.
         grouped: whether intervals take a text as one observation; otherwise they take a context.
         gears: plain decoding at each KV length, then gears that draft. Without a latency table there are none, and
             every tree serves every KV length.
@@ -152,6 +153,7 @@ class Plan(FrozenFields, frozen=True, kw_only=True):
     format: Literal["draftwood.plan"] = PLAN_FORMAT
     version: Literal[5] = PLAN_VERSION
     contexts: dict[str, int]
+    models: dict[str, str] = msgspec.field(default_factory=dict)
     grouped: bool
     limits: Limits
     trees: tuple[PlannedTree, ...]

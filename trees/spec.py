@@ -5,8 +5,8 @@
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -75,11 +75,13 @@ class Specs:
         trees: each with a name, plain decoding first.
         gears: the plan's, plain decoding at each KV length first; empty if every tree serves every length.
         plan: the named plan's part for a policy, if a plan was named.
+        models: digests of the models that the first plan was counted for, by what each is; empty if unknown.
     """
 
     trees: tuple[tuple[str, Topology | Budget], ...]
     gears: tuple[Gear, ...]
     plan: Planning | None
+    models: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_specs(text: str) -> Specs:
@@ -103,7 +105,7 @@ def read_specs(text: str) -> Specs:
     gears = tuple(replace(gear, tree=names[gear.tree]) for gear in plans[0].gears)
     lengths = sorted({gear.slots for gear in gears})
     gears += named_gears((name, slots) for name in looked_up for slots in lengths)
-    return Specs(trees, gears, plans[0].planning.named(names) if len(plans) == 1 else None)
+    return Specs(trees, gears, plans[0].planning.named(names) if len(plans) == 1 else None, plans[0].models)
 
 
 def _own_names(trees: tuple[tuple[str, Topology | Budget], ...], plan: Plan) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import FixedTree, Gears, Learned, Policies
 from draftwood.runtime.policy.gains import Ease
 from draftwood.runtime.trace import Trace
-from draftwood.tools.commands.build import gears_of, lengths
+from draftwood.tools.commands.build import counted_for_another, gears_of, lengths
 from draftwood.tools.show.gear_figures import gear_figures, gear_rows
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.latency import LatencyEntry, LatencyTable
@@ -152,6 +154,19 @@ def test_step_times_of_gears_that_are_not_built_are_left_out(specs: Specs, tiny_
     assert specs.plan is not None and request.planning is not None
     assert {time.gear for time in specs.plan.times} > {time.gear for time in request.planning.times}
     assert {time.gear for time in request.planning.times} == {gear.name for gear in gears}
+
+
+def test_a_plan_that_was_counted_with_other_models_is_told_of(tmp_path: Path) -> None:
+    calibration, file = counted(1, 0.6), tmp_path / "plan"
+    manifest: Any = SimpleNamespace(teacher=SimpleNamespace(digest="a"), drafter=SimpleNamespace(digest="b"))
+    for models, others in (
+        ({}, []),
+        ({"teacher": "a", "drafter": "b"}, []),
+        ({"teacher": "a", "drafter": "c"}, ["drafter"]),
+    ):
+        calibration.models = models
+        file.write_text(format_plan(make_plan(calibration, Limits(nodes=3))))
+        assert counted_for_another(read_specs(f"plan:{file}"), manifest) == others
 
 
 def test_inspect_tells_what_each_gear_is_for(

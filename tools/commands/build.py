@@ -15,6 +15,7 @@ from draftwood.files import json_text
 
 if TYPE_CHECKING:
     from draftwood.compiler.bundle.request import BuildRequest
+    from draftwood.manifest import Manifest
     from draftwood.planned import Gear
     from draftwood.trees.spec import Specs
 
@@ -153,6 +154,12 @@ def main(args: argparse.Namespace) -> int:
     stages = watch.stop()
     if args.drafter and manifest.drafter is None:
         print(f"--drafter {args.drafter}: no tree is drafted by it, so it is left out", file=sys.stderr)
+    for role in counted_for_another(specs, manifest) if args.weights != "none" else ():
+        print(
+            f"--tree {args.tree}: its plan was counted with another {role}, or one of another precision; no text"
+            " changes, but other trees may be faster: calibrate and plan with this one",
+            file=sys.stderr,
+        )
     summary = {
         "bundle": str(args.out),
         "seconds": round(sum(stage["seconds"] for stage in stages), 1),
@@ -170,6 +177,12 @@ def main(args: argparse.Namespace) -> int:
             f" {summary['seconds']} s, at most {summary['peak_memory_mb']} MB of memory"
         )
     return 0
+
+
+def counted_for_another(specs: Specs, manifest: Manifest) -> list[str]:
+    """The models of a plan's counts, by what each is, that are not the bundle's."""
+    models = {"teacher": manifest.teacher.digest, "drafter": manifest.drafter.digest if manifest.drafter else None}
+    return [role for role, digest in models.items() if digest and specs.models.get(role, digest) != digest]
 
 
 def _room(request: BuildRequest, out: Path) -> str:
