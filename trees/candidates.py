@@ -8,8 +8,8 @@ and gains F tokens, so it costs step / F a token. The cost depends on a tree onl
 `search` knows the tree of greatest F for each such triple, so enumerating the triples minimises the ratio exactly.
 T is a row count of the latency table: padding up to the next one costs nothing.
 
-Calibration contexts are positions in the teacher's text, one a token. So the share of a class of contexts is its share
-of tokens. Time per token is the mean over classes of cost / F.
+Calibration contexts are positions at which steps begin. A class's share of them is taken for its share of tokens,
+though there are fewer where steps gain much. Time per token is the mean over classes of cost / F.
 
 Shape suffixes: G candidate gears, C length classes.
 """
