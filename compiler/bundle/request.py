@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -105,9 +106,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
     if request.ranks > 1 and not any(TARGETS[name].splits for name in request.targets):
         able = " or ".join(target.name for target in TARGETS.values() if target.splits)
         raise RequestError(f"--ranks {request.ranks}: splits the graphs of an NPU; give --target {able} as well")
-    for slots in request.slots:
-        if slots % SLOT_MULTIPLE or slots <= 0:
-            raise RequestError(f"--kv {slots}: expected a positive multiple of {SLOT_MULTIPLE} cache slots")
+    check_slots(request.slots)
     if request.prefill_rows and not 1 <= min(request.prefill_rows) < max(request.slots):
         raise RequestError(
             f"prefill_rows {min(request.prefill_rows)}: expected chunks of 1 token or more, below KV length"
@@ -118,6 +117,18 @@ def check_request(request: BuildRequest, out: Path) -> None:
         tree = trees[gear.tree]
         if tree.rows + tree.depth + 1 >= gear.slots:
             raise TreeError(f"tree {gear.tree}: {tree.rows} rows do not fit KV length {gear.slots}; raise --kv")
+
+
+def check_slots(slots: Sequence[int], positions: int = sys.maxsize) -> None:
+    """RequestError if a teacher of so many positions cannot have one of these KV lengths."""
+    for length in slots:
+        if length <= 0 or length % SLOT_MULTIPLE:
+            raise RequestError(f"--kv {length}: expected a positive multiple of {SLOT_MULTIPLE} cache slots")
+    if (longest := max(slots)) > positions:
+        raise RequestError(
+            f"--kv {longest}: the teacher knows {positions} positions; choose at most"
+            f" {positions // SLOT_MULTIPLE * SLOT_MULTIPLE}"
+        )
 
 
 def _check_kinds(request: BuildRequest) -> None:

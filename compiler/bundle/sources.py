@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from draftwood.compiler.bundle.request import SLOT_MULTIPLE, BuildRequest
+from draftwood.compiler.bundle.request import BuildRequest, check_slots
 from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.int8 import in_int8
 from draftwood.compiler.drafters.model import DraftModel, Modules, OpenedDrafter
@@ -68,18 +68,13 @@ class Sources:
 def check_fit(request: BuildRequest, sources: Sources) -> None:
     """Raises RequestError or TreeError if these checkpoints cannot serve the request."""
     config, drafter = sources.teacher.config, sources.draft_model
-    longest = max(request.slots)
     for precision in request.precisions.values():
         if precision.quantised != bool(config.quantised or config.packed):
             raise RequestError(
                 f"precision {precision.types.name}: the teacher is {'' if config.quantised else 'not '}quantised;"
                 f" {'choose one of w8a8' if config.quantised else 'run draftwood quantize on it first'}"
             )
-    if longest > config.max_positions:
-        raise RequestError(
-            f"--kv {longest}: the teacher knows {config.max_positions} positions; choose at most"
-            f" {config.max_positions // SLOT_MULTIPLE * SLOT_MULTIPLE}"
-        )
+    check_slots(request.slots, config.max_positions)
     if request.ranks > 1:
         check_ranks(config, request.ranks, "the teacher")
         if drafter is not None:

@@ -446,6 +446,25 @@ def test_what_a_later_stage_needs_is_looked_at_first(
     assert not (tmp_path / "b.make").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--kv", "100", "--kv 100: expected a positive multiple of 128"),
+        ("--batch-size", "33", "--batch-size 33: expected 1 to 32"),
+        ("--device", "ascend-910x", "--device ascend-910x: not known; expected one of ascend-910b1"),
+        ("--drafter", "TEACHER", "num_hidden_layers is 2; expected 1"),
+    ],
+)
+def test_an_option_that_a_later_stage_refuses_is_refused_at_once(
+    tiny_teacher: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    option: str, value: str, said: str,
+) -> None:  # fmt: skip
+    line = ["make", str(tiny_teacher), "--prompts", str(prompts), option, value.replace("TEACHER", str(tiny_teacher))]
+    assert main([*line, *(() if option == "--kv" else ("--kv", "256")), "--out", str(tmp_path / "b")]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert said in error and not (tmp_path / "b.make").exists()
+
+
 def test_the_bytes_that_are_said_are_those_that_are_written(tiny_teacher: Path, tmp_path: Path) -> None:
     """Rotary tables aside, which are small."""
     teacher = Checkpoint.open(tiny_teacher)
@@ -466,21 +485,12 @@ def test_a_wrong_model_is_told_before_anything_is_made(tmp_path: Path, capsys: p
 
 
 def test_a_stage_that_fails_is_named_with_its_command(
-    tiny_teacher: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = [
-        "make",
-        str(tiny_teacher),
-        "--prompts",
-        str(prompts),
-        "--kv",
-        "100",
-        "--precision",
-        "exact",
-        "--out",
-        str(tmp_path / "b"),
-    ]
-    assert main(line) == 2
+    tiny_teacher: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(stages.subprocess, "call", lambda command, stdout: 2)
+    line = ["make", tiny_teacher, "--prompts", prompts, "--kv", 256, "--precision", "exact", "--out", tmp_path / "b"]
+    assert main([*map(str, line)]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[-1].startswith("draftwood: error: build failed (2): draftwood build ")
     assert not (tmp_path / "b").exists()

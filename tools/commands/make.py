@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
 from draftwood.files import absolute_path, json_text, real_path, write_whole
+from draftwood.manifest import MOST_TEXTS
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
 from draftwood.tools.made_from import WORK, MadeFrom, alone_in, changed, made_from, read_note
 from draftwood.tools.making.stages import Stage, ours, run
@@ -155,6 +156,9 @@ def _absolute(name: str) -> str:
 def _check(args: argparse.Namespace) -> list[Prompt]:
     """The prompts. Before anything is made: RequestError if options do not go together or something is missing that
     a later stage needs, ModuleNotFoundError if that is a package, CheckpointError for a wrong MODEL."""
+    from draftwood.compiler.bundle.request import check_slots
+    from draftwood.compiler.device.devices import device
+    from draftwood.compiler.drafters.registry import open_drafter
     from draftwood.compiler.targets.registry import TARGETS
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve
@@ -168,9 +172,10 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
         )
     if args.int8_drafter and args.device:
         raise RequestError("--int8-drafter: its steps are not modelled for a --device; leave one of the two out")
-    if args.batch_size < 1:
-        raise RequestError(f"--batch-size {args.batch_size}: expected 1 or more")
+    if not 1 <= args.batch_size <= MOST_TEXTS:
+        raise RequestError(f"--batch-size {args.batch_size}: expected 1 to {MOST_TEXTS}")
     if args.device:
+        device(args.device)
         TARGETS["ge"].check_installed()
     prompts = read_prompts(args.prompts, MOST)
     if (count := len({prompt.conversation for prompt in prompts})) < JUDGES:
@@ -178,8 +183,9 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
     model = resolve(args.model)
     teacher = Checkpoint.open(model)
     check_prompts(model, teacher, prompts)
-    if (longest := max(parse_sizes("--kv", args.kv))) > teacher.config.max_positions:
-        raise RequestError(f"--kv {longest}: the teacher knows {teacher.config.max_positions} positions; choose fewer")
+    check_slots(parse_sizes("--kv", args.kv), teacher.config.max_positions)
+    if args.drafter:
+        open_drafter(resolve(args.drafter), teacher)
     copies = COPIES * (2 if args.drafter else 1)
     if args.precision == BEST:
         # The largest bundle that may be written: the precision that rounds least, among those that fit into memory.

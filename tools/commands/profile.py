@@ -96,7 +96,7 @@ def parse_precisions(text: str) -> tuple[Precision, ...]:
 
 
 def _modelled(folder: Path, args: argparse.Namespace, precision: Precision) -> LatencyTable:
-    from draftwood.compiler.bundle.request import PREFILL_ROWS
+    from draftwood.compiler.bundle.request import PREFILL_ROWS, check_slots
     from draftwood.compiler.device.devices import device
     from draftwood.compiler.device.table import modelled_table
     from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -105,7 +105,11 @@ def _modelled(folder: Path, args: argparse.Namespace, precision: Precision) -> L
     chosen = device(args.device)
     config = in_precision(Checkpoint.describe(folder), precision, npu=True).config
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(c for c in MODELLED_SLOTS if c <= config.max_positions)
-    _check_slots(slots, config.max_positions)
+    if not slots:
+        raise RequestError(
+            f"--kv: the teacher knows {config.max_positions} positions only; name the KV lengths to model"
+        )
+    check_slots(slots, config.max_positions)
     drafter = parse_drafter(args.drafter, folder) if args.drafter else None
     texts = parse_texts(args.batch_size) if args.batch_size else (1,)
     _check_ranks(args.ranks, config, drafter, texts)
@@ -144,19 +148,6 @@ def _check_ranks(ranks: int, config: TeacherConfig, drafter: ModelledDrafter | N
     check_ranks(config, ranks, "the teacher")
     if drafter is not None:
         check_ranks(int8_draft(drafter.block, drafter.int8), ranks, "the drafter")
-
-
-def _check_slots(slots: Sequence[int], positions: int) -> None:
-    from draftwood.compiler.bundle.request import SLOT_MULTIPLE
-
-    for length in slots:
-        if length <= 0 or length % SLOT_MULTIPLE or length > positions:
-            raise RequestError(
-                f"--kv {length}: expected a positive multiple of {SLOT_MULTIPLE}, at most the {positions} positions"
-                " that the teacher knows"
-            )
-    if not slots:
-        raise RequestError(f"--kv: the teacher knows {positions} positions only; name the KV lengths to model")
 
 
 def parse_rows(text: str) -> tuple[int, ...]:
