@@ -34,7 +34,7 @@ from draftwood.tools.comparison.differences import noise_of
 from draftwood.tools.measure.bench import bench
 from draftwood.tools.measure.conversations import turn_prompts
 from draftwood.tools.measure.runner import Way, decode
-from draftwood.tools.prompts import read_prompts
+from draftwood.tools.prompts import Prompt, read_prompts
 
 CHAT = [{"role": "user", "content": "the cat"}]
 
@@ -233,6 +233,19 @@ def test_the_second_turn_carries_the_first_answer(tiny_bundle: Path, prompts: Pa
     text = engine.bundle.tokenizer
     assert text is not None and text.decode(result.token_ids) in text.decode(second)
     assert second[: len(first)] == first
+
+
+def test_turns_without_room_are_said_and_left_out(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With those that follow them: a long answer must not end a measurement that has taken hours."""
+    engine = CpuEngine(Bundle.open(tiny_bundle))
+    long, short = "the cat " * 200, "the cat"
+    asked = [("a", short), ("a", long), ("a", short), ("b", long), ("c", short)]
+    prompts = [Prompt(id=f"{n}", text=text, conversation=name, source="") for n, (name, text) in enumerate(asked)]
+    assert [prompt.id for prompt, _ in turn_prompts(engine, prompts, {})] == ["0", "4"]
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[:2] for line in said] == [[f"prompt {n}", " left out with what follows it"] for n in (1, 3)]
+    with pytest.raises(RequestError, match=r"no prompt is left: .* context is 255 with the answer; shorten"):
+        list(turn_prompts(engine, prompts[3:4], {}))
 
 
 def test_noise_of_logits(tiny_bundle: Path) -> None:

@@ -105,7 +105,8 @@ def bench_batches(
     rounds: list[tuple[list[PlainTurn], dict[str, Pass]]] = []
     decoded = _alone(ways[PLAIN], prompts, options)
     for number, turns in enumerate(_shares(len(prompts), len(prompts) // (texts * TURNS_A_PLACE))):
-        group = list(islice(decoded, turns))
+        if not (group := list(islice(decoded, turns))):
+            break  # prompts that have no room were left out
         if not number:  # warms up
             side_by_side(ways, group, options, texts)
         passes = side_by_side(ways, group, options, texts, number)

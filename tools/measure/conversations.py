@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from draftwood.errors import RequestError
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.documents import behind_documents
@@ -32,13 +34,30 @@ class Conversation:
 def turn_prompts(
     engine: Engine, prompts: Sequence[Prompt], answers: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[Prompt, list[int]]]:
-    """Token ids of every turn; the answer to a conversation's last turn is looked up by the conversation's name."""
-    begun: dict[str, Conversation] = {}
+    """Token ids of every turn; the answer to a conversation's last turn is looked up by the conversation's name.
+
+    A turn that the context has no room for is said and left out, and so are the later ones of its conversation.
+
+    Raises:
+        RequestError: no turn is left.
+    """
+    begun, ended, some = dict[str, Conversation](), set[str](), False
+    context = engine.bundle.manifest.dims.context
     for prompt in prompts:
+        if prompt.conversation in ended:
+            continue
         conversation = begun.setdefault(prompt.conversation, Conversation(tokenizer_of(engine)))
         if prompt.conversation in answers:
             conversation.answer(answers[prompt.conversation])
-        yield prompt, conversation.ask(prompt)
+        if len(ids := conversation.ask(prompt)) < context:
+            some = True
+            yield prompt, ids
+            continue
+        ended.add(prompt.conversation)
+        too_long = f"{len(ids)} tokens, but the bundle's context is {context} with the answer"
+        print(f"prompt {prompt.id}: left out with what follows it: {too_long}", file=sys.stderr)
+    if ended and not some:
+        raise RequestError(f"no prompt is left: {too_long}; shorten the prompts or build with a larger --kv")
 
 
 def tokenizer_of(engine: Engine) -> Tokenizer:
