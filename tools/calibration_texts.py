@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from draftwood.errors import RequestError
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.prompts import numbered_lines
+from draftwood.tools.prompts import numbered_lines, user_turns
 
 # Questions with answers, to judge a precision by.
 BUILT_IN = Path(__file__).parent / "demo" / "answers.jsonl"
@@ -30,18 +32,12 @@ class Texts(NamedTuple):
 def read_texts(path: Path, tokenizer: Tokenizer, limit: int, longest: int) -> Texts:
     """The first ``limit`` texts of a JSON-lines file, cut to ``longest`` tokens; every fourth is withheld.
 
-    A line has a ``text``, a ``prompt``, or ``messages`` or ``turns``, whose contents follow each other.
+    A line has a ``text``, or ``messages``, whose contents follow each other, or is one of a prompt file.
 
     Raises:
         RequestError: the file cannot be read, a line has no text, or there are too few of them.
     """
-    texts: list[Tensor] = []
-    for number, line in numbered_lines(path):
-        ids = tokenizer.encode(_text(path, number, line))[:longest]
-        if len(ids) >= LEAST_TOKENS:
-            texts.append(torch.tensor(ids, dtype=torch.int64))
-        if len(texts) == limit:
-            break
+    texts = [torch.tensor(ids[:longest], dtype=torch.int64) for ids in islice(_ids(path, tokenizer), limit)]
     if len(texts) < _WITHHELD:
         raise RequestError(
             f"{path}: {len(texts)} texts of {LEAST_TOKENS} tokens or more; expected at least {_WITHHELD}"
@@ -53,12 +49,27 @@ def read_texts(path: Path, tokenizer: Tokenizer, limit: int, longest: int) -> Te
     )
 
 
+def suffices(path: Path, tokenizer: Tokenizer) -> bool:
+    """Whether a file has enough texts for `read_texts`; RequestError as there."""
+    return len(list(islice(_ids(path, tokenizer), _WITHHELD))) == _WITHHELD
+
+
+def _ids(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """The texts of a file that are long enough."""
+    for number, line in numbered_lines(path):
+        if len(ids := tokenizer.encode(_text(path, number, line))) >= LEAST_TOKENS:
+            yield ids
+
+
 def _text(path: Path, number: int, line: str) -> str:
     try:
         row: dict[str, Any] = json.loads(line)
-        parts = row.get("messages") or row.get("turns") or [row.get("text") or row["prompt"]]
+        parts = (
+            row.get("messages") or row.get("turns") or [row.get("text") or "".join(user_turns(row)) or row["prompt"]]
+        )
         return "\n".join(part["content"] if isinstance(part, dict) else part for part in parts)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RequestError(
-            f'{path}, line {number}: expected {{"text": "..."}}, or prompt, turns or messages; got {line[:60]!r}'
+            f'{path}, line {number}: expected {{"text": "..."}}, or prompt, question, turns or messages; got'
+            f" {line[:60]!r}"
         ) from None

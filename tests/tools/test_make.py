@@ -19,6 +19,7 @@ from draftwood.compiler.teachers.precisions import precisions
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.tests.packed_checkpoints import save_packed
+from draftwood.tools.calibration_texts import BUILT_IN
 from draftwood.tools.cli import main
 from draftwood.tools.commands import make, tune
 from draftwood.tools.commands.build import PRECISIONS
@@ -230,6 +231,17 @@ def test_the_best_precision_is_the_fastest_that_costs_little(
     assert again == report and ran == [*fails, chosen]
     assert main(["make", *("512" if word == 256 else str(word) for word in line)]) == 2
     assert "exists already, and --kv: asked otherwise" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("row", "own"), [({"question": "the cat sat " * 4}, True), ({"prompt": "a"}, False)])
+def test_precisions_are_judged_by_prompts_of_any_kind_if_they_are_long_enough(
+    tiny_teacher: Path, tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixture[str], row: dict, own: bool
+) -> None:
+    (tmp_path / "asked.jsonl").write_text(f"{json.dumps(row)}\n" * 4)
+    line = (tiny_teacher, "--prompts", tmp_path / "asked.jsonl", "--kv", 256, "--out", tmp_path / "b")
+    _, said = report_of(capsys, *line)
+    name = tmp_path / "asked.jsonl" if own else BUILT_IN
+    assert f"draftwood quantize {tiny_teacher} {name} --json" in said and ran == ["nbits"]
 
 
 def test_a_precision_that_cannot_be_timed_leaves_the_others_theirs(

@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "calibration",
         type=Path,
         metavar="TEXTS",
-        help="a file to calibrate with, a JSON object a line with text, prompt, turns or messages; on every fourth,"
-        f" which is withheld, the result is compared with the original ({REPORT})",
+        help="a file to calibrate with, a JSON object a line with text, prompt, question, turns or messages; on every"
+        f" fourth, which is withheld, the result is compared with the original ({REPORT})",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR",

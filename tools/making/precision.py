@@ -184,10 +184,13 @@ def table_file(out: Path, precision: Precision, precisions: Sequence[Precision])
 
 def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str, dict[str, Any]]:
     """By precision, how it differs from the checkpoint's own function."""
-    from draftwood.tools.calibration_texts import BUILT_IN
+    from draftwood.tools.calibration_texts import BUILT_IN, suffices
+    from draftwood.tools.demo import resolve
+    from draftwood.tools.tokenizers import tokenizer_of
 
+    own = args.prompts is not None and suffices(args.prompts, tokenizer_of(resolve(args.model)))
     out = work / "rounding.json"
-    words = ("quantize", args.model, str(args.prompts or BUILT_IN), "--json")
+    words = ("quantize", args.model, str(args.prompts if own else BUILT_IN), "--json")
     run([Stage("rounding", words, out, "holds every precision to the exact numbers")], work, given)
     return read_note(out, dict)
 
