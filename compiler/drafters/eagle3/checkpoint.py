@@ -64,6 +64,11 @@ def read_eagle3_config(
     nested = fields.nested("eagle_config")
     inner = fields.nested("transformer_layer_config") if writer is SPECULATORS else fields
     spelling = Spelling.of(stored)
+    if not spelling.before and "model.embed_tokens.weight" in stored:
+        raise CheckpointError(
+            f"{fields.path}: a language model without fc.weight, which takes the teacher's states; expected a drafter"
+            " that was trained for this teacher; another language model cannot draft here"
+        )
     _refuse_variants(fields, nested)
     vocabulary = read_vocabulary(fields, inner, teacher)
     block = _block(inner, writer, teacher, stored, spelling)
