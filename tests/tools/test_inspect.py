@@ -150,6 +150,12 @@ def test_a_teacher_with_weights_and_tokenizer(tiny_teacher: Path, capsys: pytest
     assert told(capsys, tiny_teacher)["ends a text"] == "1"
 
 
+def test_a_teacher_by_the_file_that_describes_it(tiny_teacher: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was taken for a tree's file."""
+    assert main(["inspect", str(tiny_teacher / "config.json")]) == 0
+    assert capsys.readouterr().out.startswith(f"teacher {tiny_teacher}\n")
+
+
 def test_yarn_says_what_it_does(tiny_teacher: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     fields = json.loads((tiny_teacher / "config.json").read_text())
     fields["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 MANIFEST = "manifest.json"
+DESCRIBED = (MANIFEST, "config.json")
 TENSOR_FILES = (".safetensors", ".pt", ".pth", ".bin", ".gguf")
 # The columns of a graph: texts of a launch, rows of each.
 GRAPH = ("name", "kind", "texts", "rows", "slots", "bytes")
@@ -97,8 +98,8 @@ def _show_checkpoint(path: Path, args: argparse.Namespace) -> int:
 def _existing(subject: str) -> Path | None:
     path = Path(subject)
     try:
-        # A bundle is also known by the file that describes it.
-        return (path.parent if path.name == MANIFEST else path) if path.exists() else None
+        # A bundle and a checkpoint are also known by the file that describes them.
+        return (path.parent if path.name in DESCRIBED else path) if path.exists() else None
     except OSError as error:
         raise RequestError(f"{subject}: cannot be opened: {error.strerror}") from error
 
