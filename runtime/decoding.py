@@ -7,8 +7,9 @@ position. So the text is the same for every gear and policy, plain decoding incl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from threading import Lock
 from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
@@ -154,8 +155,8 @@ class Decoding:
     """One text being decoded; iterating yields pieces of text as they become final (empty without tokenizer).
 
     With ``sharing`` it waits for room, and takes its steps in launches with other texts. The first piece is empty and
-    comes once there is room. The text keeps its room until it has ended, or until the iterator or the stream is closed.
-    A text whose iterator was closed early is cancelled; it is not begun anew.
+    comes once there is room. The text keeps its room until it has ended, its iterator is closed, or it is cancelled. A
+    text whose iterator was closed early is cancelled; it is not begun anew. It has one iterator at a time.
 
     ``result`` is set when the iteration has ended.
     """
@@ -178,6 +179,8 @@ class Decoding:
         # Of every token the characters of the text before it; a character of several tokens begins at the first.
         self.offsets: list[int] = []
         self.result: Result | None = None
+        # Held by the iterator that is open.
+        self._reader = Lock()
         # The record of the last step.
         self.last: Outcome | None = None
         if options.stop_strings and bundle.tokenizer is None:
@@ -201,7 +204,9 @@ class Decoding:
         self._origin_us = self._began_us = _now_us()
         self._prefill_us = self._graph_us = self._choice_us = 0.0
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Generator[str, None, None]:
+        if not self._reader.acquire(blocking=False):
+            raise RequestError("stream: another iterator over it is open, or it runs; a text has one reader at a time")
         try:
             if self._sharing is not None:
                 yield self._next(self._admit)
@@ -219,6 +224,7 @@ class Decoding:
         finally:
             if self._sharing is not None:
                 self._sharing.cancel(self)
+            self._reader.release()
 
     def cancel(self) -> None:
         """Ends the text after the step that runs, if one does; its room is free then. From any thread, at any time.

@@ -157,6 +157,18 @@ def test_a_text_is_decoded_once_however_often_it_is_iterated_over(model: OpenedB
     assert ended.run() is whole
 
 
+def test_a_text_has_one_reader_at_a_time(model: OpenedBundle, prompt: list[int]) -> None:
+    stream = model.stream(prompt, max_new_tokens=5, ignore_eos=True)
+    reader = iter(stream)
+    next(reader)
+    for second in (stream.run, lambda: next(iter(stream))):
+        with pytest.raises(RequestError, match="stream: another iterator over it is open"):
+            second()
+    list(reader)
+    assert stream.run().finish_reason == "length"
+    assert (model.figures().running, model.figures().running_bytes) == (0, 0)
+
+
 def test_a_trace_is_of_one_text(model: OpenedBundle, prompt: list[int], tmp_path: Path) -> None:
     trace, path = Trace(), str(tmp_path / "run.jsonl")
     model.generate(prompt, max_new_tokens=3, trace=trace)

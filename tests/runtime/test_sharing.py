@@ -201,7 +201,7 @@ def test_closing_and_forgetting_free_the_place(engine: Counting) -> None:
     closed, forgotten = (iter(model.stream(ids(n, 20), ignore_eos=True)) for n in range(2))
     assert [next(closed), next(forgotten)] == ["", ""] and model.figures().running == 2
     next(closed), next(forgotten)
-    closed.close()  # type: ignore[attr-defined]
+    closed.close()
     assert model.figures().running == 1
     del forgotten
     assert free(model) and model.figures().kept_bytes > 0
