@@ -173,7 +173,8 @@ class OpenedBundle:
         )  # one for all threads
 
     def close(self) -> None:
-        """Closes the engine; a step that runs ends first, a text that goes on is refused. May be called twice."""
+        """Closes the engine; a step that runs ends first; a text that goes on, or waits for room, is refused. May be
+        called twice."""
         if not self._closed:
             self._closed = True
             self.engine.close()

@@ -170,11 +170,12 @@ class Sharing:
 
         Raises:
             BusyError: there is none, and as many as may wait do.
-            RequestError: its caches would never fit.
+            RequestError: its caches would never fit, or the bundle has been closed.
         """
         wishes = text.wanted()
         self._caches.check(wishes)
         with self._held():
+            self.engine.refuse_closed()
             self._places[text] = place = _Place(Condition(self._lock))
             self._queues.admission.append(text)
             self._admit()
@@ -189,6 +190,7 @@ class Sharing:
                 self._dropped.append(text)
                 raise
             if place.state is None:
+                self.engine.refuse_closed()
                 return False
             text.state = place.state
         return True
@@ -223,7 +225,7 @@ class Sharing:
                 pass
 
     def close(self) -> None:
-        """Cancels the texts that wait for room, and forgets the kept ones."""
+        """Refuses the texts that wait for room, and forgets the kept ones; the engine is closed."""
         with self._held():
             waiting = list(self._queues.admission)
             self._caches.clear()

@@ -119,7 +119,7 @@ class Engine(HostParts, ABC):
     def open_all(self) -> None:
         """Opens what steps of several texts run, one graph after another, while others take their steps."""
         for texts, gear in product(self.batches, self.bundle.manifest.gears):
-            self._refuse_closed()
+            self.refuse_closed()
             self.make_ready([self.begin(gear.slots)] * texts, [gear] * texts)
 
     def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
@@ -193,10 +193,11 @@ class Engine(HostParts, ABC):
     def _turn(self) -> Iterator[None]:
         """One call at a time; RequestError once the engine is closed."""
         with self._turns:
-            self._refuse_closed()
+            self.refuse_closed()
             yield
 
-    def _refuse_closed(self) -> None:
+    def refuse_closed(self) -> None:
+        """Raises RequestError once the engine is closed."""
         if self._closed:
             raise RequestError(f"{self.bundle.folder}: is closed; open it again")
 

@@ -251,15 +251,20 @@ def test_who_comes_when_as_many_as_may_wait_do_is_refused(engine: Counting) -> N
     assert free(nobody)
 
 
-def test_closing_the_bundle_ends_those_that_wait_for_room(engine: Counting) -> None:
+def test_closing_the_bundle_refuses_those_that_wait_for_room(engine: Counting) -> None:
     model = opened(engine, cache_bytes=one_text(engine))
     first = iter(model.stream(ids(0, 9), ignore_eos=True, max_new_tokens=9))
     next(first)
     with ThreadPoolExecutor(1) as threads:
         second = threads.submit(model.generate, ids(1, 9), max_new_tokens=9)
         until(lambda: model.figures().waiting == 1)
+        third = model.stream(ids(2, 9), max_new_tokens=9)
         model.close()
-        assert second.result(SECONDS).finish_reason == "cancelled"
+        with pytest.raises(RequestError, match="is closed; open it again"):
+            second.result(SECONDS)
+        with pytest.raises(RequestError, match="is closed; open it again"):
+            third.run()
+    assert model.figures().waiting == 0
 
 
 def test_a_text_never_has_more_than_was_reserved(tiny_bundles: dict[str, Path]) -> None:
