@@ -325,6 +325,7 @@ class Decoding:
 
     def _started(self, done: Prefill) -> str:
         if self.trace is not None:
+            self.trace.check_new()  # another text may have begun meanwhile
             self.trace.add(self._prefill_event(done))
         self._prefill_us = _now_us() - self._origin_us
         return self._take(list(done.tokens))

@@ -222,8 +222,8 @@ def _check_kinds(policy: object, trace: object) -> None:
         raise RequestError(f"policy: expected adaptive, plain, a gear's name or a Policy, got {type(policy).__name__}")
     if not isinstance(trace, Trace | None):
         raise RequestError(f"trace: expected a Trace, got {type(trace).__name__}")
-    if trace is not None and trace.events:
-        raise RequestError("trace: has the events of another text; give each text a Trace of its own")
+    if trace is not None:
+        trace.check_new()
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:

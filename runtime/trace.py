@@ -121,6 +121,11 @@ class Trace:
         """All events so far."""
         return tuple(self._events)
 
+    def check_new(self) -> None:
+        """Raises RequestError if it has the events of a text."""
+        if self._events:
+            raise RequestError("trace: has the events of another text; give each text a Trace of its own")
+
     def add(self, event: StepEvent) -> None:
         """Appends the event of the step that just ended."""
         self._events.append(event)

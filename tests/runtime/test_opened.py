@@ -176,6 +176,12 @@ def test_a_trace_is_of_one_text(model: OpenedBundle, prompt: list[int], tmp_path
     assert Trace.read(path).events == trace.events
     with pytest.raises(RequestError, match="trace: has the events of another text"):
         model.generate(prompt, max_new_tokens=3, trace=trace)
+    trace = Trace()
+    begun = [model.stream(prompt, max_new_tokens=3, trace=trace) for _ in range(2)]
+    assert len(begun[0].run().token_ids) == 3
+    with pytest.raises(RequestError, match="trace: has the events of another text"):
+        begun[1].run()
+    assert model.figures().running == 0
 
 
 class Always(FixedTree):
