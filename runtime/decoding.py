@@ -149,6 +149,8 @@ class Result:
     finish_reason: Finish
     # Tokens of the prompt that were not read, since the caches of an ended text had them.
     prefix_tokens: int = 0
+    # Of every token, if they were asked for.
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class Decoding:
@@ -470,6 +472,7 @@ class Decoding:
             host_share=1 - self._graph_us / decode_us if self._steps else 0.0,
             finish_reason=self._finish,
             prefix_tokens=self._prefix,
+            logprobs=None if self.options.logprobs is None else tuple(self.logprobs),
         )
 
 

@@ -169,6 +169,13 @@ def test_a_text_has_one_reader_at_a_time(model: OpenedBundle, prompt: list[int])
     assert (model.figures().running, model.figures().running_bytes) == (0, 0)
 
 
+def test_a_result_has_the_log_probabilities_that_were_asked_for(model: OpenedBundle, prompt: list[int]) -> None:
+    logprobs = model.generate(prompt, max_new_tokens=6, ignore_eos=True, logprobs=2).logprobs
+    assert logprobs is not None and [len(one.top) for one in logprobs] == [2] * 6
+    assert all(one.logprob == one.top[0][1] for one in logprobs)
+    assert model.generate(prompt, max_new_tokens=6).logprobs is None
+
+
 def test_a_trace_is_of_one_text(model: OpenedBundle, prompt: list[int], tmp_path: Path) -> None:
     trace, path = Trace(), str(tmp_path / "run.jsonl")
     model.generate(prompt, max_new_tokens=3, trace=trace)

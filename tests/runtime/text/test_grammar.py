@@ -48,16 +48,14 @@ def test_the_text_is_of_the_schema_with_every_tree(model: OpenedBundle, sampling
     accepted = 0
     for seed in range(3):
         asked = {"max_new_tokens": 90, "grammar": SCHEMA, "seed": seed, "logprobs": 2} | sampling
-        plain = model.stream(PROMPT, policy=PLAIN, **asked)
-        expected = plain.run()
+        expected = model.generate(PROMPT, policy=PLAIN, **asked)
         assert expected.finish_reason == "stop" and expected.text is not None
         jsonschema.validate(json.loads(expected.text), SCHEMA)
         for policy in ("adaptive", *(gear.name for gear in model.manifest.gears)):
-            stream = model.stream(PROMPT, policy=policy, **asked)
-            found = stream.run()
+            found = model.generate(PROMPT, policy=policy, **asked)
             assert found.token_ids == expected.token_ids, policy
-            assert [one.logprob for one in stream.logprobs] == pytest.approx(
-                [one.logprob for one in plain.logprobs], abs=1e-4
+            assert [one.logprob for one in found.logprobs] == pytest.approx(
+                [one.logprob for one in expected.logprobs], abs=1e-4
             )
             accepted += len(found.token_ids) - 1 - found.steps
     assert accepted > 0 or not sampling  # some drafts hit, or nothing was shown; greedily there is but one text
