@@ -128,6 +128,8 @@ class Options:
         for name in ("special_tokens", "stop_token_ids"):
             rest[name] = tuple(rest.get(name, ()))
         wishes = {field.name: rest.pop(field.name) for field in fields(Wishes) if field.name in rest}
+        if "allowed_token_ids" in wishes and not wishes["allowed_token_ids"]:
+            raise RequestError("allowed_token_ids: no token would be allowed; give at least one, or leave it out")
         for name in wishes.keys() & {"allowed_token_ids", "bad_words"}:
             wishes[name] = tuple(wishes[name])
         return cls(sampling=sampling, stop_strings=stop_strings, wishes=Wishes(**wishes), **rest)

@@ -110,7 +110,7 @@ def asks(
 
 def _options(body: Common, usual: UsualSampling) -> Asked:
     """The options that a body has under their own names; OpenAI's usual temperature is 1."""
-    return {
+    options: Asked = {
         "temperature": _first(body.temperature, usual.temperature, 1.0),
         "top_p": _first(body.top_p, usual.top_p, 1.0),
         "top_k": max(_first(body.top_k, usual.top_k, 0), 0),
@@ -121,12 +121,12 @@ def _options(body: Common, usual: UsualSampling) -> Asked:
         "stop": body.stop or [],
         "stop_token_ids": body.stop_token_ids or [],
         "ignore_eos": bool(body.ignore_eos),
-        "allowed_token_ids": body.allowed_token_ids or [],
         "bad_words": body.bad_words or [],
         "min_tokens": body.min_tokens or 0,
         "logit_bias": {int(token): bias for token, bias in (body.logit_bias or {}).items()},
         "include_stop_str_in_output": bool(body.include_stop_str_in_output),
     }
+    return options if body.allowed_token_ids is None else {**options, "allowed_token_ids": body.allowed_token_ids}
 
 
 def _first(*values: _Number | None) -> _Number:

@@ -167,6 +167,7 @@ def test_a_restriction_goes_back_with_the_text() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
+        ({"allowed_token_ids": []}, "allowed_token_ids: no token would be allowed"),
         ({"allowed_token_ids": [300]}, "allowed_token_ids: token id 300 is outside the vocabulary"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias: token id -1 is outside"),
         ({"logit_bias": {1: float("nan")}}, "logit_bias: expected numbers between"),
