@@ -140,14 +140,16 @@ def _check(name: str, value: object, kind: Any) -> None:
         raise RequestError(f"{name}: expected {expected}, got {type(value).__name__}")
 
 
-def __getattr__(name: str) -> Any:
-    """``BuildRequest`` and ``Opening``, imported only if they are asked for."""
-    if name == "BuildRequest":
-        from draftwood.compiler.bundle.request import BuildRequest
+if not TYPE_CHECKING:  # to a type checker every name would then be one of this package
 
-        return BuildRequest
-    if name == "Opening":
-        from draftwood.runtime.engines.opening import Opening
+    def __getattr__(name: str) -> Any:
+        """``BuildRequest`` and ``Opening``, imported only if they are asked for."""
+        if name == "BuildRequest":
+            from draftwood.compiler.bundle.request import BuildRequest
 
-        return Opening
-    raise AttributeError(f"module 'draftwood' has no attribute {name!r}")
+            return BuildRequest
+        if name == "Opening":
+            from draftwood.runtime.engines.opening import Opening
+
+            return Opening
+        raise AttributeError(f"module 'draftwood' has no attribute {name!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from draftwood.errors import RequestError, UserError
 from draftwood.manifest import Manifest
@@ -35,7 +36,7 @@ ASYNC_THREADS = 64
 _Given = TypeVar("_Given")
 
 # Text to continue; a chat, as messages or as an object with tools and switches too; or token ids.
-Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[int]
+Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[int] | NDArray[np.integer[Any]]
 
 
 class OpenedBundle:
@@ -128,20 +129,34 @@ class OpenedBundle:
         """The state of its texts and the size of their caches, as a page of metrics shows them. Any thread may ask."""
         return self._sharing.figures()
 
-    async def agenerate(self, prompt: Prompt, **options: Any) -> Result:
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        *,
+        policy: str | Policy = "adaptive",
+        trace: Trace | None = None,
+        **options: Unpack[Asked],
+    ) -> Result:
         """``generate`` for programs on asyncio, with the same arguments; their texts share launches, too.
 
         Cancelling it ends the text within a step.
         """
-        stream = await self._apart(partial(self.stream, prompt, **options))
+        stream = await self._apart(partial(self.stream, prompt, policy=policy, trace=trace, **options))
         try:
             return await self._apart(stream.run, waits=True)
         finally:
             stream.cancel()
 
-    async def astream(self, prompt: Prompt, **options: Any) -> AsyncIterator[str]:
+    async def astream(
+        self,
+        prompt: Prompt,
+        *,
+        policy: str | Policy = "adaptive",
+        trace: Trace | None = None,
+        **options: Unpack[Asked],
+    ) -> AsyncGenerator[str, None]:
         """``stream`` for programs on asyncio: pieces of text as they come. Closing it ends the text within a step."""
-        stream = await self._apart(partial(self.stream, prompt, **options))
+        stream = await self._apart(partial(self.stream, prompt, policy=policy, trace=trace, **options))
         pieces = iter(stream)
         try:
             yield await self._apart(partial(next, pieces), waits=True)

@@ -16,6 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import draftwood
+from draftwood.runtime.opened import OpenedBundle
 from draftwood.tools.prompts import read_families
 
 Texts = list[tuple[int, ...]]
@@ -60,7 +61,7 @@ def fresh(folder: Path, prompts: Sequence[Sequence[int]], new: int, policy: str 
         return [_text(model, new, prompt, policy) for prompt in prompts]
 
 
-def _text(model: draftwood.Model, new: int, prompt: Sequence[int], policy: str = "adaptive") -> tuple[int, ...]:
+def _text(model: OpenedBundle, new: int, prompt: Sequence[int], policy: str = "adaptive") -> tuple[int, ...]:
     return tuple(model.generate(list(prompt), policy=policy, max_new_tokens=new, ignore_eos=True).token_ids)
 
 

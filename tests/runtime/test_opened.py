@@ -1,6 +1,8 @@
 """The public surface: the result of `draftwood.open`, alone, in a row and from several threads."""
 
+import ast
 import asyncio
+import inspect
 import random
 import threading
 from collections.abc import Callable
@@ -235,6 +237,19 @@ def test_texts_of_asyncio_that_wait_for_room_take_no_thread_of_those_that_have_i
         return await asyncio.wait_for(asyncio.gather(*(streamed() for _ in range(6))), 20)
 
     assert asyncio.run(together()) == [model.generate(prompt, **asked).text] * 6
+
+
+def test_a_type_checker_sees_what_a_program_may_write() -> None:
+    """The options of asyncio's twins, iterators that can be closed, and the package's own names alone."""
+    generate, agenerate, astream, begun = map(
+        inspect.signature, (OpenedBundle.generate, OpenedBundle.agenerate, OpenedBundle.astream, Decoding.__iter__)
+    )
+    assert generate.parameters == agenerate.parameters == astream.parameters
+    assert (astream.return_annotation, begun.return_annotation) == (
+        "AsyncGenerator[str, None]", "Generator[str, None, None]",
+    )  # fmt: skip
+    top = ast.parse(Path(draftwood.__file__).read_text()).body
+    assert "__getattr__" not in [node.name for node in top if isinstance(node, ast.FunctionDef)]
 
 
 def requests(count: int) -> list[dict[str, Any]]:

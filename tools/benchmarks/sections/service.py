@@ -14,6 +14,7 @@ import numpy as np
 import draftwood
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.opened import OpenedBundle
 from draftwood.tools.benchmarks import served
 from draftwood.tools.benchmarks.open_bundles import Lab, Opened
 from draftwood.tools.benchmarks.peers import gguf_file
@@ -88,7 +89,7 @@ def _prompts(bundle: Bundle, lab: Lab, length: int, count: int) -> list[list[int
     return [ids[start : start + length] for start in starts]
 
 
-def _library(model: draftwood.Model, prompts: Sequence[Sequence[int]], count: int) -> dict[str, Any]:
+def _library(model: OpenedBundle, prompts: Sequence[Sequence[int]], count: int) -> dict[str, Any]:
     """The answers from this process, one after the other."""
     streams = []
     for ids in prompts:
