@@ -287,6 +287,7 @@ class Decoding:
         manifest = self.engine.bundle.manifest
         length = len(self.prompt)
         gear = a_gear(self.policy.choose(length) or max(manifest.gears, key=lambda gear: gear.slots), length)
+        self._rows(gear)
         longest = min(len(self.prompt) + self.options.max_new_tokens, manifest.dims.context)
         return Wanted(self.prompt, longest, gear.slots, self.options.sampling)
 
@@ -347,9 +348,7 @@ class Decoding:
         Raises:
             RequestError: the policy, which may be a user's own, chose a gear whose rows have no room.
         """
-        trees = self.engine.bundle.manifest.trees
-        rows = next((tree.rows for tree in trees if tree.name == gear.tree), gear.slots)
-        if self.state.length + rows >= gear.slots:
+        if self.state.length + self._rows(gear) >= gear.slots:
             raise RequestError(
                 f"policy: chose gear {gear.name} of KV length {gear.slots} after {self.state.length} tokens; expected a"
                 " gear of manifest.gears with room for its rows and a spare slot"
@@ -357,6 +356,13 @@ class Decoding:
         if self.state.slots < gear.slots:
             self.state.grow(gear.slots)
         self._choice_us = _now_us() - self._began_us
+
+    def _rows(self, gear: Gear) -> int:
+        """Rows of a gear's tree; RequestError if the policy, which may be a user's own, has made the gear up."""
+        rows = self.engine.bundle.rows.get(gear)
+        if rows is None:
+            raise RequestError(f"policy: chose {gear!r:.80}; expected a gear of manifest.gears")
+        return rows
 
     def _behind(self) -> int:
         """Tokens missing in the drafter's caches, beyond those that the last step gained."""

@@ -148,6 +148,12 @@ class Bundle:
             raise BundleError(f"{self.folder}: holds no NPU graphs; build it with --target onnx,ge")
         return graphs
 
+    @cached_property
+    def rows(self) -> dict[Gear, int]:
+        """The gears, with the rows of their trees."""
+        rows = {tree.name: tree.rows for tree in self.manifest.trees}
+        return {gear: rows[gear.tree] for gear in self.manifest.gears}
+
     def gear(self, name: str) -> Gear:
         """A gear by its name; RequestError lists the bundle's gears."""
         for gear in self.manifest.gears:

@@ -41,8 +41,7 @@ class Policies:
 
 def widest_gear(bundle: Bundle) -> str:
     """The gear of the most rows, at the least KV length that has it."""
-    rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
-    return max(bundle.manifest.gears, key=lambda gear: (rows[gear.tree], -gear.slots)).name
+    return max(bundle.rows, key=lambda gear: (bundle.rows[gear], -gear.slots)).name
 
 
 def gears_for(asking: Sequence[Asking], padded: bool = False) -> list[Gear]:
