@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Sequence
 from math import prod
@@ -25,6 +26,10 @@ MOST_BYTES = 4 << 20
 _SHORT_BYTES, _LONG_BYTES = 1 << 12, 1 << 18
 # By how much all replacements of a tokenizer together may lengthen a text: those that people use keep its length.
 _MOST_GROWTH = 1000
+# Bytes by the characters that byte-level vocabularies spell them with: printable as themselves (GPT-2, encoder.py)
+_SHOWN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_HIDDEN = (byte for byte in range(256) if byte not in _SHOWN)
+_BYTES = {chr(byte): byte for byte in _SHOWN} | {chr(256 + n): byte for n, byte in enumerate(_HIDDEN)}
 
 
 class _NamedTemplate(msgspec.Struct):
@@ -159,6 +164,15 @@ class Tokenizer:
         if "ByteLevel" in self.decoders:  # drops none, and two halves of characters may make a whole one
             return alone
         return self.decode([token_id, token_id])[len(alone) :]
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes of a token in the middle of a text, those of a part of a character too; none of a special token."""
+        text, spelled = self.text_of(token_id), self.spelling(token_id) or ""
+        if "\ufffd" in text and (part := re.fullmatch("<0x([0-9A-Fa-f]{2})>", spelled)):
+            return bytes.fromhex(part[1])
+        if "\ufffd" in text and "ByteLevel" in self.decoders and _BYTES.keys() >= set(spelled):
+            return bytes(_BYTES[character] for character in spelled)
+        return text.encode()
 
     def token_id(self, token: str) -> int | None:
         """The id of a token given by its exact spelling in the vocabulary, or None."""

@@ -94,11 +94,11 @@ class CacheUse(Struct, tag=True):
 
 
 class TopLogprob(Struct):
-    """A token as text; ``bytes`` None if it is part of a character, [] if it is a special token."""
+    """A token as text, or as ``bytes:\\xe4\\xb8`` if it is part of a character; no ``bytes`` if it is special."""
 
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: list[int]
 
 
 class TokenLogprob(TopLogprob):

@@ -250,12 +250,14 @@ class Worker:
         top = [TopLogprob(*self._told_of(other, logprob)) for other, logprob in logprobs.top]
         return TokenLogprob(*self._told_of(token, logprobs.logprob), top)
 
-    def _told_of(self, token: int, logprob: float) -> tuple[str, float, list[int] | None]:
+    def _told_of(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
         """Name, log-probability and bytes; a special token has a name, and no bytes of the text."""
         name, tokenizer = self._text(token), self._model.bundle.tokenizer
-        if tokenizer is not None and tokenizer.spelling(token) is None:
-            return name, logprob, []
-        return name, logprob, None if "\ufffd" in name else list(name.encode())
+        data = name.encode() if tokenizer is None else tokenizer.bytes_of(token)
+        shown = data.decode(errors="backslashreplace")
+        if data:
+            name = shown if shown.encode() == data else f"bytes:{shown}"  # parts of characters are no text
+        return name, logprob, list(data)
 
     def _text(self, token: int) -> str:
         tokenizer = self._model.bundle.tokenizer

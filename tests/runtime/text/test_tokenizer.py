@@ -567,6 +567,14 @@ def test_a_tokens_text_has_its_space(tmp_path, make):
     assert "".join(map(text.text_of, ids)).removeprefix(" ") == text.decode(ids) == "a b ab b"
 
 
+@pytest.mark.parametrize("make", [byte_level, metaspace, llama_2, mixed])
+def test_a_tokens_bytes_are_those_of_the_text(tmp_path, make):
+    """Parts of characters, which have no text of their own, too."""
+    text = Tokenizer.load(save(tmp_path, make()))
+    ids = text.encode("a b naïve 中🌳 \ufffd 😀", special=False)
+    assert b"".join(map(text.bytes_of, ids)).decode().removeprefix(" ") == text.decode(ids)
+
+
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("name", ["byte_level", "llama_2"])
 def test_a_long_text_has_the_tokens_of_a_short_ones_way(tmp_path, name, special):

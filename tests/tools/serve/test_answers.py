@@ -68,7 +68,7 @@ def test_a_streams_logprobs_are_the_whole_answers(server: Any, plain: Any, sampl
         ) == 24
     before = ""
     for token, begin in zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True):
-        assert "\ufffd" in before + token or choice["text"].startswith(token, begin)  # or part of a character
+        assert "bytes:" in before + token or choice["text"].startswith(token, begin)  # or part of a character
         before = token
 
 
