@@ -27,8 +27,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwood.tools.serve import metrics as prometheus
 from draftwood.tools.serve.answers import Health, ModelCard, ModelHealth, ModelList, Tokenized, Version
-from draftwood.tools.serve.asks import chat_messages
-from draftwood.tools.serve.bodies import ChatBody, CompletionBody, TokenizeBody, parse
+from draftwood.tools.serve.asks import chat_of, tools
+from draftwood.tools.serve.bodies import OF_CHATS, ChatBody, CompletionBody, TokenizeBody, parse
 from draftwood.tools.serve.completions import Completion
 from draftwood.tools.serve.errors import RequestRefused, failed, unavailable
 from draftwood.tools.serve.http import Gone, read_body, send_events, while_connected
@@ -168,8 +168,11 @@ class Service:
         if body.messages is not None and body.add_special_tokens:
             text = "add_special_tokens: a chat has those that its template writes; leave it out"
             raise RequestRefused(text, "add_special_tokens")
-        prompt = body.prompt if body.messages is None else {"messages": chat_messages(body.messages)}
-        assert prompt is not None
+        for name in OF_CHATS if body.messages is None else ():
+            if getattr(body, name) not in (None, False):
+                raise RequestRefused(f"{name}: is of a chat; send messages and no prompt", name)
+        calls = model.facts.calls if model.facts else None
+        prompt = chat_of(body, tools(body, calls)) if body.prompt is None else body.prompt
         try:
             encoded = await model.encode(Encode(0, prompt, body.add_special_tokens is not False))
         except Full:

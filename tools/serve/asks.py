@@ -26,6 +26,7 @@ from draftwood.tools.serve.bodies import (
     NamedTool,
     ResponseFormat,
     StructuredOutputs,
+    TokenizeBody,
     refuse_unsendable,
 )
 from draftwood.tools.serve.calls import CallForm, forced
@@ -64,11 +65,7 @@ def asks(
     """
     texts: Sequence[str | list[int] | dict[str, Any]]
     if isinstance(body, ChatBody):
-        chat: dict[str, Any] = {"messages": chat_messages(body.messages)}
-        chat |= {"tools": tools or None, "chat_template_kwargs": body.chat_template_kwargs or {}}
-        chat |= {"add_generation_prompt": body.add_generation_prompt}
-        chat |= {"continue_final_message": bool(body.continue_final_message)}
-        texts = [chat]
+        texts = [chat_of(body, tools)]
         name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
         tokens = getattr(body, name)
         if body.max_tokens not in (None, tokens):
@@ -170,13 +167,24 @@ def _called(where: str, call: AssistantCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def tools(body: Common, form: CallForm | None) -> Tools:
+def chat_of(body: ChatBody | TokenizeBody, tools: Tools) -> dict[str, Any]:
+    """The chat of a request, as `draftwood.runtime.text.messages.Chat` has it; RequestRefused as ``chat_messages``."""
+    return {
+        "messages": chat_messages(body.messages or []),
+        "tools": tools or None,
+        "chat_template_kwargs": body.chat_template_kwargs or {},
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": bool(body.continue_final_message),
+    }
+
+
+def tools(body: Common | TokenizeBody, form: CallForm | None) -> Tools:
     """The tools that the model knows of; none if it may call none.
 
     Raises:
         RequestRefused: the model takes none, a choice that names none of them, or a name twice.
     """
-    if not isinstance(body, ChatBody) or body.tool_choice == "none":
+    if not isinstance(body, ChatBody | TokenizeBody) or body.tool_choice == "none":
         return []
     offered: Tools = msgspec.to_builtins(body.tools or [])
     if offered and form is None:

@@ -203,15 +203,22 @@ class CompletionBody(Common, kw_only=True):
 
 
 class TokenizeBody(Struct, kw_only=True):
-    """The body of ``/tokenize``: a text, or a chat."""
+    """The body of ``/tokenize``: a text, or a chat with the fields of a request that its prompt is made of."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
     # Of a prompt, and left out the case; a chat's template writes its own.
     add_special_tokens: bool | None = None
+    messages: list[Message] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = False
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
 
 
+# Its fields that say nothing of a prompt.
+OF_CHATS = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "tools", "tool_choice")
 # Unsupported fields that would change an answer, with the values that change nothing.
 MISSING: dict[str, tuple[Any, ...]] = {
     "typical_p": (1,),

@@ -70,6 +70,18 @@ def test_the_template_sees_tools_calls_and_their_answers(client: Any, server: An
     assert shown == server.ask("/tokenize", {"prompt": text})[1]["count"]
 
 
+def test_a_chat_is_counted_with_the_fields_that_its_prompt_is_made_of(client: Any, server: Any) -> None:
+    def counted(**more: Any) -> tuple[int, int]:
+        used = client.chat.completions.create(**asked(max_tokens=1, extra_body=more)).usage.prompt_tokens
+        return used, server.ask("/tokenize", {"messages": MESSAGES, "tools": TOOLS} | more)[1]["count"]
+
+    for more in ({}, {"tool_choice": "none"}, {"add_generation_prompt": False}, {"continue_final_message": True}):
+        used, told = counted(**more)
+        assert used == told, more
+    for wrong, param in (({"prompt": "a", "tools": TOOLS}, "tools"), ({"messages": MESSAGES, "tools": [1]}, "tools")):
+        assert server.ask("/tokenize", wrong)[1]["error"]["param"].startswith(param)
+
+
 BAD = [
     ({"tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice"),
