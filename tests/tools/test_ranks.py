@@ -133,14 +133,15 @@ def in_processes(bundle: Bundle, how: str = "") -> list[tuple[int, ...]]:
     return [tuple(text) for text in json.loads(out)]
 
 
-def test_processes_decode_what_one_rank_does(bundle_of: Build) -> None:
-    assert in_processes(bundle_of("medusa", 2)) == texts(GeEngine(bundle_of("medusa", 1)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("kind", KINDS)
-def test_processes_decode_with_every_drafter(bundle_of: Build, kind: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [
+        pytest.param(kind, ranks, marks=[pytest.mark.slow] * ((kind, ranks) != ("medusa", 2)))
+        for kind in KINDS
+        for ranks in (2, 4)
+    ],
+)
+def test_processes_decode_what_one_rank_does(bundle_of: Build, kind: str, ranks: int) -> None:
     assert in_processes(bundle_of(kind, ranks)) == texts(GeEngine(bundle_of(kind, 1)))
 
 
