@@ -53,8 +53,10 @@ MESSAGES = [{"role": "user", "content": "the cat"}]
 class Server:
     """A running ``draftwood serve``, or another command that serves."""
 
-    def __init__(self, name: str, *arguments: str) -> None:
-        command = [sys.executable, "-P", "-m", "draftwood.tools.cli", name, *arguments, "--port", "0"]
+    def __init__(self, name: str, *arguments: str, before: str = "") -> None:
+        program = f"{before}\nimport sys\nfrom draftwood.tools.cli import main\nsys.exit(main(sys.argv[1:]))"
+        run = ("-c", program) if before else ("-m", "draftwood.tools.cli")
+        command = [sys.executable, "-P", *run, name, *arguments, "--port", "0"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
         assert self.process.stderr is not None
         self.lines: list[str] = []
@@ -124,11 +126,11 @@ def until(true: Callable[[], bool]) -> None:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Callable[..., Server]]:
-    """Starts servers, and ends those that are left."""
+    """Starts servers, and ends those that are left. A server's process runs the lines of ``before`` first."""
     servers: list[Server] = []
 
-    def start(*arguments: object, command: str = "serve") -> Server:
-        servers.append(Server(command, *map(str, arguments)))
+    def start(*arguments: object, command: str = "serve", before: str = "") -> Server:
+        servers.append(Server(command, *map(str, arguments), before=before))
         return servers[-1]
 
     yield start

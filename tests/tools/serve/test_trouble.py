@@ -79,54 +79,47 @@ def test_without_file_descriptors_it_waits_and_goes_on(started: Callable[..., An
 
 
 JUMPING = """
-import sys, time
+import time
 real, jumps = time.time, [0]
 def jump():
     jumps[0] += 1
     return real() + (-10**9, 0, 10**9)[jumps[0] % 3]
 time.time = jump
-from draftwood.tools.cli import main
-sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_clock_that_jumps_changes_nothing(tiny_bundle: Path) -> None:
-    port = free_port()
-    command = [sys.executable, "-P", "-c", JUMPING, "serve", f"tiny={tiny_bundle}", "--threads", "1"]
-    process = subprocess.Popen([*command, "--port", str(port), "--limit", "deadline=20"], env=os.environ)
-    try:
-        until(lambda: answered(port))
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT)
-        created = set()
-        for _ in range(6):  # on one connection, which no deadline may cut
-            connection.request("POST", "/v1/completions", json.dumps(BODY), {"content-type": "application/json"})
-            created.add(json.loads(connection.getresponse().read())["created"] // 10**9)
-            time.sleep(0.1)
-        assert len(created) > 1
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT) == 0
-    finally:
-        process.kill()
+def test_a_clock_that_jumps_changes_nothing(started: Callable[..., Any], tiny_bundle: Path) -> None:
+    server = started(f"tiny={tiny_bundle}", "--threads", 1, "--limit", "deadline=20", before=JUMPING)
+    until(lambda: answered(server.port))
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT)
+    created = set()
+    for _ in range(6):  # on one connection, which no deadline may cut
+        connection.request("POST", "/v1/completions", json.dumps(BODY), {"content-type": "application/json"})
+        created.add(json.loads(connection.getresponse().read())["created"] // 10**9)
+        time.sleep(0.1)
+    assert len(created) > 1
+    assert server.end() == 0
 
 
 # More than sockets hold, which is some 4 MB: every token with the twenty likeliest, in 64 texts.
 LARGE = {"prompt": ["the cat sat"] * 4, "max_tokens": 240, "ignore_eos": True, "stream": True, "logprobs": 20, "n": 16}
 
 
+IMPATIENT = "from draftwood.tools.serve import http; http.SLOW_READER_SECONDS = 2"
+
+
 @pytest.mark.slow
-def test_who_takes_nothing_for_a_minute_is_cut(started: Callable[..., Any], tiny_bundle: Path) -> None:
-    server = started(f"tiny={tiny_bundle}", "--threads", 1)
+def test_who_takes_nothing_for_long_is_cut(started: Callable[..., Any], tiny_bundle: Path) -> None:
+    server = started(f"tiny={tiny_bundle}", "--threads", 1, before=IMPATIENT)
     content = json.dumps(LARGE).encode()
     with socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.connect(("127.0.0.1", server.port))
         head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
         reader.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + content)
-        began = time.monotonic()
         until(lambda: server.metric("vllm:num_requests_running") > 0)
         until(server.idle)  # the engine has not waited
         until(lambda: any("/v1/completions" in line for line in server.lines))
-        assert 55 < time.monotonic() - began < 120, server.lines[-1]
         with contextlib.suppress(ConnectionResetError):
             while taken := reader.recv(1 << 20):
                 assert b"[DONE]" not in taken
