@@ -293,7 +293,10 @@ def test_a_clusters_processes_and_the_job_may_be_killed(
             if stopped:
                 job.kill()
             else:
-                os.kill(calls_of(first)[0], signal.SIGKILL)
+                while not (calls := calls_of(first)):  # one has ended, and the next has not begun
+                    assert job.poll() is None
+                    time.sleep(0.01)
+                os.kill(calls[0], signal.SIGKILL)
             job.communicate(timeout=300)
             assert stopped or job.returncode == 0
     spread = read_calibration(tmp_path / "spread")
@@ -303,10 +306,11 @@ def test_a_clusters_processes_and_the_job_may_be_killed(
 
 def calls_of(first: int) -> list[int]:
     """Ray's processes below one that make a call now."""
-    found = [first]
+    found, calls = [first], []
     for process in found:
-        for thread in Path(f"/proc/{process}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it has just ended
+            if Path(f"/proc/{process}/cmdline").read_text().startswith("ray::count"):
+                calls.append(process)
+            for thread in Path(f"/proc/{process}/task").glob("*/children"):
                 found += map(int, thread.read_text().split())
-    names = {one: Path(f"/proc/{one}/cmdline") for one in found}
-    return [one for one, path in names.items() if path.exists() and path.read_text().startswith("ray::count")]
+    return calls
