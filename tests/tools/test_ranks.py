@@ -233,6 +233,27 @@ def test_torchrun_ends_no_rank_before_its_line() -> None:
     assert (done.returncode, done.stderr) == (1, "draftwood: error: the loss\n")
 
 
+def test_a_rank_that_takes_no_order_is_a_loss_as_at_a_collective(tmp_path: Path) -> None:
+    """One that is stopped between two of them; rank 0 would wait for a year."""
+    program = (
+        "import os, signal, sys\nfrom datetime import timedelta\nfrom torch import distributed\n"
+        "from draftwood.tools.reference.orders import Orders, Stop\n"
+        "store, rank = f'file://{sys.argv[1]}', int(sys.argv[2])\n"
+        "distributed.init_process_group('gloo', init_method=store, rank=rank, world_size=2)\n"
+        "orders = Orders(timedelta(seconds=1))\n"
+        "if rank:\n    orders.receive()\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "for _ in range(2):\n    orders.send(Stop())\n"
+    )
+    command = [sys.executable, "-P", "-c", program, str(tmp_path / "store")]
+    given = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    with subprocess.Popen([*command, "1"], env=given) as stopped:
+        try:
+            done = subprocess.run([*command, "0"], env=given, capture_output=True, text=True, timeout=120)
+        finally:
+            stopped.kill()
+    assert done.returncode == 1 and "Timed out waiting 1000ms for send" in done.stderr, done.stderr
+
+
 def test_ranks_are_started_by_torchrun(bundle_of: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match="torchrun did not start this process; start it as torchrun --standalone"):
         RanksEngine(bundle_of("medusa", 2))

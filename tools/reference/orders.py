@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed
 
-# How long an order may be waited for: a text may be read and thought about. A rank that ends is noticed at once.
+# How long the others wait for an order: a text may be read and thought about. A rank that ends is noticed at once.
 _IDLE = timedelta(days=365)
 
 
@@ -81,10 +81,11 @@ Order = Make | Drop | Copy | Gather | LaunchOrder | Stop
 
 
 class Orders:
-    """From rank 0 to all others. A rank that is gone is a RuntimeError of torch.distributed."""
+    """From rank 0 to all others. A rank that is gone, or takes no order within ``patience``, is a RuntimeError of
+    torch.distributed."""
 
-    def __init__(self) -> None:
-        self._group = distributed.new_group(backend="gloo", timeout=_IDLE)
+    def __init__(self, patience: timedelta) -> None:
+        self._group = distributed.new_group(backend="gloo", timeout=_IDLE if distributed.get_rank() else patience)
 
     def send(self, order: Order) -> None:
         data = torch.frombuffer(bytearray(msgspec.msgpack.encode(order)), dtype=torch.uint8)

@@ -269,7 +269,7 @@ class RanksEngine(Held, StaticEngine):
         torch.set_num_threads(max(counted_threads(opening.threads) // self.ranks, 1))
         executor = local(bundle, rank)  # which loads torch_npu, if there is one
         distributed.init_process_group("hccl" if npus else "gloo", timeout=PATIENCE)
-        local_rank, orders = Rank(bundle, executor), Orders()
+        local_rank, orders = Rank(bundle, executor), Orders(PATIENCE)
         if rank:
             _follow(local_rank, orders, rank)
         tell_at_the_end(bundle.folder)
