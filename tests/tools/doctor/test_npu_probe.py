@@ -210,8 +210,8 @@ def hour(
     kept: list[dict] = []
     monkeypatch.setattr(npu_report, "PIECES", PIECES[:pieces])
     monkeypatch.setattr(npu_report, "probed", lambda *_, **__: [{"ability": "it", "works": True, "seen": "well"}])
-    monkeypatch.setattr(npu_report, "steps", lambda folder, npus: given)
-    doctor = {"ascend": {"npus": 2, "npu_device_files": 2}}
+    monkeypatch.setattr(npu_report, "steps", lambda folder, npus, chip: given)
+    doctor = {"ascend": {"npus": 2, "chips": [], "npu_device_files": 2}}
     return npu_report.npu_report(doctor, lambda found: kept.append(copy.deepcopy(found)), minutes), kept
 
 
@@ -259,7 +259,7 @@ npu_report.probed = lambda *_, **__: []
 waits = f"open({str(tmp_path / "begun")!r}, 'w'); import time; time.sleep(600)"
 lines = (("one", "print(1)"), ("two", waits))
 npu_report.steps = lambda *_: [TrialCommand(name, (sys.executable, "-c", line), 60) for name, line in lines]
-doctor.report = lambda: {{"ascend": {{"npus": 1, "npu_device_files": 1}}}}
+doctor.report = lambda: {{"ascend": {{"npus": 1, "chips": [], "npu_device_files": 1}}}}
 from draftwood.tools.cli import main
 main(["doctor", "--npu", {str(tmp_path / "report.json")!r}])
 """
