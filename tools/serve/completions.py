@@ -182,7 +182,8 @@ class Completion:
                 part.text += piece
                 text.pieces.append(piece)
             else:
-                call = ToolCall(f"call_{uuid.uuid4().hex}", CalledFunction(piece.name, piece.arguments))
+                # Mistral's templates take an id of nine letters and digits alone, when a client sends the call back.
+                call = ToolCall(uuid.uuid4().hex[:9], CalledFunction(piece.name, piece.arguments))
                 part.calls.append(ToolCallDelta(call.id, call.function, index=len(text.calls)))
                 text.calls.append(call)
 
