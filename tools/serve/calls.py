@@ -43,6 +43,8 @@ class CallForm(Struct, kw_only=True):
     arguments: str = "arguments"
     # Whether a list of calls stands between the marks.
     listed: bool = False
+    # Calls that the template takes in one message, if not any number.
+    most: int | None = None
     tokens: dict[str, int] = {}
 
 
@@ -55,6 +57,8 @@ _FORMS = (
 # Text between the same marks in forms that are none of these: XML for each argument (GLM-4, Qwen3-Coder), or the name
 # outside of the JSON (later Mistral).
 _OTHERS = ("<arg_key>", "<function=", "[ARGS]")
+# How Llama 3's templates refuse a message with several calls.
+_SINGLE = "only supports single tool-calls"
 
 
 def form_of(tokenizer: Tokenizer | None) -> CallForm | None:
@@ -64,7 +68,7 @@ def form_of(tokenizer: Tokenizer | None) -> CallForm | None:
         return None
     form = next((form for form in _FORMS if form.begin in template), None)
     if form is None and '"parameters"' in template and "ipython" in template:
-        form = CallForm(begin="", end="", arguments="parameters")
+        form = CallForm(begin="", end="", arguments="parameters", most=1 if _SINGLE in template else None)
     if form is None:
         return None
     marks = [form.begin or PYTHON_TAG, form.end]

@@ -110,7 +110,7 @@ class Completion:
         if isinstance(body, ChatBody) and form is not None and offered:
             names, most = (
                 [tool["function"]["name"] for tool in offered],
-                1 if body.parallel_tool_calls is False else None,
+                1 if body.parallel_tool_calls is False else form.most,
             )
             self._calls = [Calls(form, names, most) for _ in self._asks]
 

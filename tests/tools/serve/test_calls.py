@@ -125,6 +125,13 @@ def test_the_template_says_how_calls_are_written(template: str | None, begin: st
     assert (form and form.begin) == begin
 
 
+def test_a_template_that_takes_one_call_a_message_gets_one() -> None:
+    """Llama 3's refused the next request, which hands all calls of the answer back."""
+    template = 'tools Environment: ipython "parameters" This model only supports single tool-calls at once!'
+    form, several = (form_of(Template(text)) for text in (template, template[:40]))  # type: ignore[arg-type]
+    assert form is not None and several is not None and (form.most, several.most) == (1, None)
+
+
 def test_marks_that_are_tokens_are_asked_for_by_id() -> None:
     form = form_of(Template("tools [unused11] [unused12]", {"[unused11]": 7, "[unused12]": 8}))  # type: ignore[arg-type]
     assert form is not None and form.tokens == {"[unused11]": 7, "[unused12]": 8}
