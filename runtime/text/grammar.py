@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -74,7 +73,7 @@ class Grammars:
             raise RequestError("grammar: this bundle's teacher has no end token, by which a text could end")
         self._library, self._vocabulary, self._ends = llguidance, vocabulary, frozenset(ends)
         try:
-            self._tokenizer = llguidance.LLTokenizer(_spelled(source), n_vocab=vocabulary, eos_token=list(ends))
+            self._tokenizer = llguidance.LLTokenizer(source, n_vocab=vocabulary, eos_token=list(ends))
         except Exception as error:  # it raises nothing narrower
             raise RequestError(f"grammar: this bundle's tokenizer cannot be used: {error}") from error
         self._compiled = lru_cache(_KEPT)(self._compile)
@@ -94,7 +93,7 @@ class Grammars:
         if len(text) > _MOST_CHARACTERS:
             raise RequestError(f"grammar: {len(text)} characters; expected at most {_MOST_CHARACTERS}")
         compiled = self._compiled(text, not isinstance(grammar, str), thought)
-        return TextGrammar(compiled.deep_copy(), self._vocabulary, self._ends)
+        return TextGrammar(compiled.deep_copy(), self._tokenizer, self._vocabulary, self._ends)
 
     def _compile(self, text: str, is_schema: bool, thought: Thought | None) -> Any:
         library = self._library
@@ -119,8 +118,8 @@ class TextGrammar:
     After an end token anything is allowed: a walk through a tree may go on there, and nobody reads its results.
     """
 
-    def __init__(self, matcher: Any, vocabulary: int, ends: frozenset[int]) -> None:
-        self._matcher, self._vocabulary, self._ends = matcher, vocabulary, ends
+    def __init__(self, matcher: Any, tokenizer: Any, vocabulary: int, ends: frozenset[int]) -> None:
+        self._matcher, self._tokenizer, self._vocabulary, self._ends = matcher, tokenizer, vocabulary, ends
         # Of the first token that was asked for; tokens taken since; how many of them came before an end token.
         self._first: int | None = None
         self._taken = 0
@@ -129,7 +128,7 @@ class TextGrammar:
 
     def copied(self) -> TextGrammar:
         """Another one for the same text, before its first token."""
-        return TextGrammar(self._matcher.deep_copy(), self._vocabulary, self._ends)
+        return TextGrammar(self._matcher.deep_copy(), self._tokenizer, self._vocabulary, self._ends)
 
     def allows(self, position: int, token: int) -> bool:
         self._go(position)
@@ -147,10 +146,13 @@ class TextGrammar:
         if not self._matcher.is_stopped():
             from llguidance.numpy import fill_next_token_bitmask
 
-            fill_next_token_bitmask(self._matcher, self._words_W)
-            _check(self._matcher)
-            bits = np.unpackbits(self._words_W.view(np.uint8), bitorder="little")
-            allowed_V[:] = bits[: self._vocabulary]
+            if (forced := self._begun()) is not None:
+                allowed_V[forced] = True
+            else:
+                fill_next_token_bitmask(self._matcher, self._words_W)
+                _check(self._matcher)
+                bits = np.unpackbits(self._words_W.view(np.uint8), bitorder="little")
+                allowed_V[:] = bits[: self._vocabulary]
         allowed_V[list(self._ends)] = self._matcher.is_accepting()
         if not allowed_V.any():
             raise RequestError(_NO_TOKEN)
@@ -162,7 +164,7 @@ class TextGrammar:
             return None
         if self._matcher.is_stopped():
             return min(self._ends) if self._matcher.is_accepting() else None
-        return next(iter(self._matcher.compute_ff_tokens()), None)
+        return self._begun()
 
     def take(self, position: int, token: int) -> None:
         self._go(position)
@@ -172,6 +174,18 @@ class TextGrammar:
             self._matcher.consume_token(token)
             _check(self._matcher)
         self._taken += 1
+
+    def _begun(self) -> int | None:
+        """The token that the only way on begins with.
+
+        The library reads a special token, and any added one that is spelled <...>, out of its letters, and refuses it
+        then. Its letters are asked for, so the first of them is given.
+        """
+        token = next(iter(self._matcher.compute_ff_tokens()), None)
+        if token is None or self._matcher.validate_tokens([token]) == 1:
+            return token
+        letters = bytes(self._matcher.compute_ff_bytes()).decode(errors="ignore")
+        return next(iter(self._tokenizer.tokenize_str(letters[:1])), None)
 
     def _go(self, position: int) -> None:
         """Goes back to an earlier position of the text."""
@@ -184,17 +198,6 @@ class TextGrammar:
             self._matcher.rollback(max(matched - count, 0))
             self._ended = self._ended if self._ended is not None and self._ended < count else None
             self._taken = count
-
-
-def _spelled(source: str) -> str:
-    """A tokenizer without the added tokens that the library takes for special ones by their spelling, <...>.
-
-    It would force them where a text has these letters, and forbid them there. A grammar still names them by their ids.
-    """
-    parts = msgspec.json.decode(source, type=dict[str, msgspec.Raw])
-    added = msgspec.json.decode(parts.get("added_tokens", b"[]"))
-    kept = [token for token in added if token["special"] or not re.fullmatch("(?s:<.*>)", token["content"])]
-    return msgspec.json.encode(parts | {"added_tokens": kept}).decode()
 
 
 def _check(matcher: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 
 import draftwood
 from draftwood.errors import RequestError
@@ -16,7 +17,8 @@ from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.policy import PLAIN
 from draftwood.runtime.speculation.constraint import constrained_draw
 from draftwood.runtime.speculation.sampling import Sampling, draw
-from draftwood.runtime.text.grammar import TextGrammar, Thought
+from draftwood.runtime.text.grammar import Grammars, TextGrammar, Thought
+from draftwood.tests.bpe import train_tokenizer
 
 pytest.importorskip("llguidance")
 
@@ -157,6 +159,27 @@ def test_what_is_no_grammar_is_refused_in_one_line(tiny_bundle: Path, grammar: A
         model.generate(PROMPT, grammar=grammar)
     assert str(found.value).startswith(said) and "\n" not in str(found.value)
     assert not str(found.value).endswith(":") and ("([" not in str(grammar) or "unclosed" in str(found.value))
+
+
+def test_letters_of_an_added_token_can_be_held_to() -> None:
+    """Of Qwen's <think>, which is not special, and of <s>, which is: the library reads the token out of them."""
+    tokenizer = train_tokenizer([], 261)
+    tokenizer.add_tokens(["<think>", "/nothink"])
+    grammars, letters = Grammars(tokenizer.to_str(), 263, [1]), ByteLevel(add_prefix_space=False, use_regex=False)
+    for text in ("<think>", "é<|user|><think>", "<|end|>"):
+        held = grammars.begin({"const": text})
+        for position, letter in enumerate(letters.pre_tokenize_str(f'"{text}"')[0][0]):
+            token = tokenizer.token_to_id(letter)
+            assert held.allowed(position).nonzero()[0].tolist() == [token] == [held.forced(position)]
+            assert held.allows(position, token)
+            held.take(position, token)
+    # Added tokens keep their ids, and those that are spelled <...> their names.
+    for grammar, name in (
+        ('start: "/nothink"', "/nothink"),
+        ("start: <think>", "<think>"),
+        ("start: <|user|>", "<|user|>"),
+    ):
+        assert grammars.begin(grammar).allowed(0).nonzero()[0].tolist() == [tokenizer.token_to_id(name)]
 
 
 @pytest.mark.parametrize("grammar", [{"const": 7}, 'start: "7"', 'root ::= "7"'], ids=["schema", "lark", "gbnf"])

@@ -157,25 +157,6 @@ def test_a_mark_that_is_an_added_token_but_not_special_can_be_asked_for() -> Non
         held.take(position, token)
 
 
-def test_letters_of_an_added_token_can_be_held_to() -> None:
-    """A choice of <think>, say: the library forced the token upon the letters, and then refused it."""
-    pytest.importorskip("llguidance")
-    tokenizer = train_tokenizer([], 261)
-    tokenizer.add_tokens([QWEN.begin])
-    held = Grammars(tokenizer.to_str(), 262, [1]).begin('start: "<tool_call>"')
-    for position, letter in enumerate(QWEN.begin):
-        token = tokenizer.token_to_id(letter)
-        assert held.allowed(position).nonzero()[0].tolist() == [token] and held.allows(position, token)
-        held.take(position, token)
-
-
-def test_a_tool_without_parameters_is_called_without_arguments() -> None:
-    """As in OpenAI's interface; the model was free to invent some."""
-    for parameters, closed in (({}, True), ({"parameters": {}}, False), ({"parameters": {"type": "object"}}, False)):
-        lark = forced(LLAMA, [{"function": {"name": "now", **parameters}}])
-        assert ('"additionalProperties": false' in lark) == closed
-
-
 def test_references_in_a_tools_parameters_begin_at_their_own_root() -> None:
     """As pydantic writes models within models; ``#`` is the parameters, and not the call."""
     pytest.importorskip("llguidance")
