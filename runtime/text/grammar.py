@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from draftwood.errors import InvariantError, RequestError
 from draftwood.runtime.text.schema import check_schema, schemas_of
 
-# V vocabulary, W = ceil(V / 32) words of a bit mask
+# V vocabulary, W words of a bit mask of the tokenizer's tokens
 
 # A JSON schema as an object, or a grammar's text: Lark's syntax, or GBNF's, which has ``::=``.
 Grammar = str | Mapping[str, Any]
@@ -73,7 +73,10 @@ class Grammars:
             raise RequestError("grammar: this bundle's teacher has no end token, by which a text could end")
         self._library, self._vocabulary, self._ends = llguidance, vocabulary, frozenset(ends)
         try:
-            self._tokenizer = llguidance.LLTokenizer(source, n_vocab=vocabulary, eos_token=list(ends))
+            try:
+                self._tokenizer = llguidance.LLTokenizer(source, n_vocab=vocabulary, eos_token=list(ends))
+            except ValueError:  # it has more tokens than the teacher, [PAD] say, or cannot be read at all
+                self._tokenizer = llguidance.LLTokenizer(source, eos_token=list(ends))
         except Exception as error:  # it raises nothing narrower
             raise RequestError(f"grammar: this bundle's tokenizer cannot be used: {error}") from error
         self._compiled = lru_cache(_KEPT)(self._compile)
@@ -124,7 +127,7 @@ class TextGrammar:
         self._first: int | None = None
         self._taken = 0
         self._ended: int | None = None
-        self._words_W = np.zeros((1, -(-vocabulary // 32)), np.int32)
+        self._words_W = np.zeros((1, -(-tokenizer.vocab_size // 32)), np.int32)
 
     def copied(self) -> TextGrammar:
         """Another one for the same text, before its first token."""
@@ -182,10 +185,10 @@ class TextGrammar:
         then. Its letters are asked for, so the first of them is given.
         """
         token = next(iter(self._matcher.compute_ff_tokens()), None)
-        if token is None or self._matcher.validate_tokens([token]) == 1:
-            return token
-        letters = bytes(self._matcher.compute_ff_bytes()).decode(errors="ignore")
-        return next(iter(self._tokenizer.tokenize_str(letters[:1])), None)
+        if token is not None and self._matcher.validate_tokens([token]) != 1:
+            letters = bytes(self._matcher.compute_ff_bytes()).decode(errors="ignore")
+            token = next(iter(self._tokenizer.tokenize_str(letters[:1])), None)
+        return token if token is None or token < self._vocabulary else None
 
     def _go(self, position: int) -> None:
         """Goes back to an earlier position of the text."""

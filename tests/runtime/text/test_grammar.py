@@ -182,6 +182,19 @@ def test_letters_of_an_added_token_can_be_held_to() -> None:
         assert grammars.begin(grammar).allowed(0).nonzero()[0].tolist() == [tokenizer.token_to_id(name)]
 
 
+def test_a_tokenizer_may_have_more_tokens_than_the_teacher() -> None:
+    """[PAD], which some folders add to it alone; no text can be held to that."""
+    tokenizer = train_tokenizer([], 261)
+    tokenizer.add_tokens(["[PAD]", *map(str, range(40))])
+    held = Grammars(tokenizer.to_str(), 261, [1]).begin('start: "a" /./* | "[PAD]"')
+    a = tokenizer.token_to_id("a")
+    assert held.allowed(0).size == 261 and held.allowed(0)[a] and held.allows(0, a)
+    forced = Grammars(tokenizer.to_str(), 261, [1]).begin('start: "[PAD]"')
+    assert forced.forced(0) is None
+    with pytest.raises(RequestError, match="no token of this bundle can go on"):
+        forced.allowed(0)
+
+
 @pytest.mark.parametrize("grammar", [{"const": 7}, 'start: "7"', 'root ::= "7"'], ids=["schema", "lark", "gbnf"])
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_thought_is_free_until_its_mark_however_that_is_spelled(bundle: Bundle, grammar: Any, begun: bool) -> None:
