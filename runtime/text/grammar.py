@@ -27,6 +27,8 @@ Grammar = str | Mapping[str, Any]
 _KEPT = 32
 _MOST_CHARACTERS = 1 << 20
 _NO_TOKEN = "grammar: no token of this bundle can go on with the text"
+# A rule in GBNF's syntax.
+_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 # White space between the parts of JSON, unless a schema says it (in ``x-guidance``): a line and its indentation, no
 # more. A weak model may find no end.
 _SPACE = r"\n?[ \t]{0,20}"
@@ -102,13 +104,10 @@ class Grammars:
         library = self._library
         for schema in [json.loads(text)] if is_schema else schemas_of(text):
             check_schema(schema)
-        try:
-            if is_schema:
-                held = {"json_schema": {"x-guidance": {"whitespace_pattern": _SPACE}} | json.loads(text)}
-            else:
-                held = {"lark_grammar": library.grammar_from("grammar", text)}
-        except ValueError as error:
-            raise _refused(str(error)) from None
+        if is_schema:
+            held = {"json_schema": {"x-guidance": {"whitespace_pattern": _SPACE}} | json.loads(text)}
+        else:
+            held = {"lark_grammar": _lark(text) if re.search(_GBNF, text) else text}
         whole = json.dumps({"grammars": [held]}) if thought is None else thought.before(held)
         matcher = library.LLMatcher(self._tokenizer, whole, log_level=0)
         _check(matcher)
@@ -201,6 +200,15 @@ class TextGrammar:
             self._matcher.rollback(max(matched - count, 0))
             self._ended = self._ended if self._ended is not None and self._ended < count else None
             self._taken = count
+
+
+def _lark(gbnf: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(gbnf))
+    except Exception as error:  # it raises nothing narrower
+        raise _refused(str(error)) from None
 
 
 def _check(matcher: Any) -> None:

@@ -161,6 +161,19 @@ def test_what_is_no_grammar_is_refused_in_one_line(tiny_bundle: Path, grammar: A
     assert not str(found.value).endswith(":") and ("([" not in str(grammar) or "unclosed" in str(found.value))
 
 
+def test_gbnf_is_told_by_its_rules_and_all_else_is_larks() -> None:
+    """Lark's own examples have ?start, which was taken for GBNF's."""
+    grammars = Grammars(train_tokenizer([], 261).to_str(), 261, [1])
+    for grammar in ('?start: "a"', 'start[suffix="b"]: "a"', 'a: "a"\nstart: a', 'root::="a"', 'b ::= "a"\nroot ::= b'):
+        assert grammars.begin(grammar).allowed(0).sum() == 1, grammar
+    for grammar, said in (
+        ('root ::= start\nstart ::= "a"', "Rule 'start' already exists"),
+        ('a: "a"', "no start rule"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            grammars.begin(grammar)
+
+
 def test_letters_of_an_added_token_can_be_held_to() -> None:
     """Of Qwen's <think>, which is not special, and of <s>, which is: the library reads the token out of them."""
     tokenizer = train_tokenizer([], 261)
