@@ -182,6 +182,14 @@ class _CommandParser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         return parsed, unknown
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Refuses an empty value, as of a shell's variable that is not set, before its type makes something of it:
+        the path of nothing is the current folder."""
+        if "" in arg_strings:
+            more = ", or leave the flag out" if action.option_strings else ""
+            raise argparse.ArgumentError(action, f"its value is empty; give one{more}")
+        return super()._get_values(action, arg_strings)
+
 
 def _near(word: str, known: Iterable[str]) -> str:
     """A question for the known name that a misspelled one is like; empty if it is like none."""
@@ -192,10 +200,7 @@ def _near(word: str, known: Iterable[str]) -> str:
 
 
 class _GivenOnce(argparse.Action):
-    """Takes a value, as argparse's own action does, but not a second one: the first would be lost without a word.
-
-    An empty value, as of a shell's variable that is not set, would count as no flag.
-    """
+    """Takes a value, as argparse's own action does, but not a second one: the first would be lost without a word."""
 
     _first: object = None
 
@@ -205,8 +210,6 @@ class _GivenOnce(argparse.Action):
         if self._first is not None and option:
             joined = f"; expected one list: {option} {self._first},{values}" if "[," in str(self.metavar) else ""
             raise argparse.ArgumentError(self, f"given twice, as {self._first} and as {values}{joined}")
-        if values == "" and option:
-            raise argparse.ArgumentError(self, "its value is empty; give one, or leave the flag out")
         self._first = values
         setattr(namespace, self.dest, values)
 

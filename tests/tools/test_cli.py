@@ -126,13 +126,18 @@ def test_an_option_given_twice_is_refused(
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: argument {flag}: given twice, {said}")
 
 
-def test_an_empty_value_is_no_missing_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["profile", "demo", "--batch-size", "", "--out", "table"]) == 2
-    assert (
-        capsys.readouterr()
-        .err.splitlines()[-1]
-        .endswith("argument --batch-size: its value is empty; give one, or leave the flag out")
-    )
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["profile", "demo", "--batch-size", "", "--out", "table"], "--batch-size: its value is empty; give one, or"),
+        (["distill", "demo", "--out", ""], "--out: its value is empty; give one, or"),  # not the current folder
+        (["distill", "demo", "--data", "one", "", "--out", "texts"], "--data: its value is empty; give one, or"),
+        (["check", ""], "BUNDLE: its value is empty; give one"),
+    ],
+)
+def test_an_empty_value_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 2
+    assert f"argument {said}" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_command_decides_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
