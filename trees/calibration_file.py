@@ -1,9 +1,11 @@
 """Calibration statistics on disk: written whole or not at all."""
 
+import errno
+import os
 from pathlib import Path
 
 from draftwood.errors import TreeError
-from draftwood.files import read_regular, write_whole
+from draftwood.files import read_regular, real_path, write_whole
 from draftwood.trees.calibration import Calibration
 
 
@@ -26,4 +28,20 @@ def write_out(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, data)
     except OSError as error:
-        raise TreeError(f"{path}: cannot be written: {error.strerror}; choose another --out") from error
+        raise _unwritable(path, error) from error
+
+
+def prepare_out(path: Path) -> None:
+    """Make the folders above `path`; TreeError if it cannot be written, before the work of minutes that it is for."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.is_file() or not path.exists()  # a device is written itself
+        refused = errno.EISDIR if path.is_dir() else errno.EACCES
+        if path.is_dir() or not os.access(real_path(path).parent if beside else path, os.W_OK):
+            raise OSError(refused, os.strerror(refused))
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> TreeError:
+    return TreeError(f"{path}: cannot be written: {error.strerror}; choose another --out")

@@ -20,7 +20,7 @@ from draftwood.tools.commands.build import PRECISIONS, parse_sizes
 from draftwood.tools.making.precision import table_file
 from draftwood.tools.measure.profile import measure
 from draftwood.tools.show.latency import table_text
-from draftwood.trees.calibration_file import write_out
+from draftwood.trees.calibration_file import prepare_out, write_out
 
 if TYPE_CHECKING:
     from draftwood.compiler.device.table import DraftCost
@@ -77,12 +77,15 @@ def main(args: argparse.Namespace) -> int:
     is_bundle = (source / MANIFEST_FILE).is_file()
     if is_bundle and args.device:
         raise RequestError(f"--device {args.device}: a teacher is modelled, and {source} is a bundle; name its MODEL")
+    outs = [table_file(args.out, precision, precisions) for precision in precisions]
     if args.device:
         tables = [_modelled(source, args, precision) for precision in precisions]
     else:
+        for out in outs:
+            prepare_out(out)
         tables = [_measured(source, args)] if is_bundle else _measured_teacher(source, args, precisions)
-    for precision, table in zip(precisions, tables, strict=True):
-        write_out(table_file(args.out, precision, precisions), table.to_json().encode())
+    for precision, out, table in zip(precisions, outs, tables, strict=True):
+        write_out(out, table.to_json().encode())
         print(f"{precision}, {table_text(table)}" if len(precisions) > 1 else table_text(table))
     return 0
 

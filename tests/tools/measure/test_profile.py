@@ -318,6 +318,22 @@ def test_refused_in_one_line_and_nothing_is_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_place_is_made_or_refused_before_steps_are_timed(
+    tiny_bundle: Path, tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise UserError("it goes on")
+
+    monkeypatch.setattr(profile_command, "_times", refused)
+    monkeypatch.setattr(profile_command, "_built", refused)
+    (tmp_path / "table").mkdir()
+    for number, source in enumerate((tiny_bundle, tiny_teacher)):
+        with pytest.raises(UserError, match="table: cannot be written: Is a directory; choose another --out"):
+            run(source, "--out", tmp_path / "table")
+        with pytest.raises(UserError, match="it goes on"):
+            run(source, "--out", tmp_path / f"new/{number}/table")
+
+
 def test_places_that_cannot_be_written_are_refused(tiny_config: Path, tmp_path: Path) -> None:
     options = [tiny_config, "--device", "ascend-910b3", "--kv", "128"]
     (tmp_path / "folder").mkdir()
