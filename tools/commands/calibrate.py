@@ -48,16 +48,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from draftwood.compiler.bundle.staging import exclusive
     from draftwood.trees.calibration import Calibration
     from draftwood.trees.calibration_file import read_calibration, write_calibration
 
-    calibration = read_calibration(args.out) if args.out.exists() else Calibration()
-    before = calibration.contexts.total
-    if args.drafter:
-        answer_prompts(calibration, args)
-    else:
-        count_bundle(calibration, args)
-    write_calibration(calibration, args.out)
+    with exclusive(args.out, wait=False):  # the counts of another process that adds to the file would be lost
+        calibration = read_calibration(args.out) if args.out.exists() else Calibration()
+        before = calibration.contexts.total
+        if args.drafter:
+            answer_prompts(calibration, args)
+        else:
+            count_bundle(calibration, args)
+        write_calibration(calibration, args.out)
     print(f"{args.out}: {calibration.contexts.total - before} contexts added, {text(figures(calibration))}")
     return 0
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from draftwood.compiler.bundle.staging import exclusive
 from draftwood.errors import RequestError, TreeError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy import widest_gear
@@ -200,6 +201,14 @@ def test_refusals(tiny_teacher: Path, tiny_bundle: Path, tmp_path: Path, call: C
     assert "no drafter; expected a folder with" in call("calibrate", tiny_teacher, "--drafter", tmp_path, *out)
     assert "is a bundle, which answers here" in call("calibrate", tiny_bundle, "--workers", 0, *out)
     assert not (tmp_path / "stats.bin").exists()
+
+
+def test_counts_that_another_process_adds_to_are_left_alone(tmp_path: Path, call: Callable[..., str]) -> None:
+    """Both would read the file, and the one that writes last would drop what the other has counted."""
+    out = tmp_path / "stats.bin"
+    with ThreadPoolExecutor(1) as other, exclusive(out):  # of this thread it would be the same owner's
+        refusal = other.submit(call, "calibrate", tmp_path, "--out", out).result()
+    assert "stats.bin: process " in refusal and "is writing it; wait until it is done, or choose another" in refusal
 
 
 @pytest.fixture
