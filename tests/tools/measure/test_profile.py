@@ -284,7 +284,7 @@ def test_a_drafters_blocks_have_the_sizes_of_its_folder(tiny_config: Path, tiny_
         (["BUNDLE", "--rows", "80"], "--kv 128: too short to time steps of 80 rows"),
         (["CONFIG", "--device", "h100"], "--device h100: not known"),
         (["CONFIG", "--device", "ascend-910b3", "--kv", "100"], "--kv 100: expected a positive multiple"),
-        (["CONFIG", "--device", "ascend-910b3", "--kv", "1024"], "at most the 512 positions"),
+        (["CONFIG", "--device", "ascend-910b3", "--kv", "1024"], "choose at most 512"),
         (["CONFIG", "--device", "ascend-910b3"], "knows 512 positions only; name the KV lengths"),
         (["nowhere", "--device", "ascend-910b3"], "nowhere/config.json: no such file"),
         (["CONFIG", "--device", "ascend-910b3", "--kv", "128", "--ranks", "2", "--batch-size", "1,2"], "2 ranks take"),
