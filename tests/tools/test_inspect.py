@@ -93,8 +93,19 @@ def test_a_drafter_with_caches_as_text(tiny_draft_bundles: dict[str, Path], caps
         ("chain:1,chain:2", "expected one"),
         (".", "expected a bundle, as draftwood make or draftwood build writes it"),
         ("x" * 300, "cannot be opened"),
+        ("/dev/null", "a device, expected a regular file"),
     ],
-    ids=["no such file", "zero", "million", "twice", "unknown kind", "two trees", "not a bundle", "name too long"],
+    ids=[
+        "no such file",
+        "zero",
+        "million",
+        "twice",
+        "unknown kind",
+        "two trees",
+        "not a bundle",
+        "name too long",
+        "device",
+    ],
 )
 def test_what_cannot_be_inspected(
     subject: str,

@@ -79,7 +79,7 @@ def _checkpoint(subject: str) -> Path | None:
 
 def _is_checkpoint(path: Path) -> bool:
     """Whether a path looks like one: a folder with a config.json or tensors, or a file of tensors."""
-    if path.is_file():
+    if not path.is_dir():
         return path.suffix in TENSOR_FILES
     return (path / "config.json").is_file() or any(child.suffix in TENSOR_FILES for child in path.iterdir())
 
