@@ -167,6 +167,15 @@ def test_run_writes_a_trace(tiny_bundle: Path, tmp_path: Path, capsys: pytest.Ca
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
+def test_a_text_is_printed_although_its_trace_cannot_be_written(
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["run", str(tiny_bundle), "--prompt", "the cat", "--max-new-tokens", "4", "--json"]
+    assert main([*line, "--trace", str(tmp_path / "none/t.json")]) == 2
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)["token_ids"]) == 4 and "none/t.json: cannot be written" in err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

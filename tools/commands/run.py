@@ -62,13 +62,13 @@ def main(args: argparse.Namespace) -> int:
                 print(piece, end="", flush=True)
         assert stream.result is not None
     ran = {"engine": model.engine_name, "fallback_steps": stream.result.steps if model.refused else 0}
-    if trace is not None:
-        trace.meta |= {"bundle": bundle_digest(model.bundle), "prompt": prompt_digest(stream.prompt), **ran}
-        save(trace, args.trace)
     if args.json:
-        print(json_text(asdict(stream.result) | ran))
+        print(json_text(asdict(stream.result) | ran), flush=True)
     else:
         _print_ending(stream.result)
+    if trace is not None:  # after the text, which is there although a disk is full
+        trace.meta |= {"bundle": bundle_digest(model.bundle), "prompt": prompt_digest(stream.prompt), **ran}
+        save(trace, args.trace)
     return 0
 
 
