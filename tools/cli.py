@@ -3,8 +3,8 @@
 A subcommand is a module with ``add_arguments(parser)`` and ``main(args) -> int``. It is imported only when it is asked
 for, so ``draftwood --help`` and ``draftwood doctor`` are quick and need only the base installation.
 
-Exit codes: 0 done, 1 the command says no, 2 the input cannot be used, 130 interrupted, 141 output closed, 143 ended
-by SIGTERM.
+Exit codes: 0 done, 1 the command says no, 2 the input cannot be used, 129 terminal closed, 130 interrupted, 141 output
+closed, 143 ended by SIGTERM.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How SIGINT and SIGTERM end a command: as an error would, so that servers that were started are ended and half-written
-files go.
+"""How SIGINT, SIGTERM and SIGHUP end a command: as an error would, so that servers that were started are ended and
+half-written files go.
 
 A compiled module that is interrupted while it sets itself up raises an ImportError instead, or ends the process
 ("terminate called"), as onnxruntime's does. So the end waits until it has been loaded.
@@ -18,8 +18,10 @@ _LOADS: set[CodeType] = {ExtensionFileLoader.create_module.__code__, ExtensionFi
 
 
 def end_on_signals() -> None:
-    """Has both signals end this process's command, with the exit codes 130 and 143."""
+    """Has the signals end this process's command, with the exit codes 130, 143 and 129."""
     signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # of a terminal that is closed; nohup has it ignored
+        signal.signal(signal.SIGHUP, _end)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell has its background ignore it
         signal.signal(signal.SIGINT, _end)
 

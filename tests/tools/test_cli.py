@@ -185,22 +185,24 @@ def test_our_own_faults_keep_their_traceback(error: Exception, monkeypatch: pyte
         command(monkeypatch, failing(error))
 
 
-def test_terminated(tmp_path: Path) -> None:
-    code = """
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_terminated(number: signal.Signals, tmp_path: Path) -> None:
+    code = f"""
 import signal, sys
 from draftwood.tools import cli
 
 def run(program, command, arguments):
     try:
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal({int(number)})
     finally:
         print("ended")
 
 cli._run = run
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which the tests may run, has it ignored
 sys.exit(cli.main())
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (143, "ended\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "ended\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
