@@ -104,10 +104,9 @@ class Engine(HostParts, ABC):
         """One step of every text, at most ``max_batch``, each with its own gear and that gear's KV length."""
         with self._turn():
             self.make_ready(states, gears)
-            outcomes = speculative_step(self.parts, states, gears)
-            for state in states:
+            for state in states:  # before the step: a failure after its commits would lose its tokens
                 self.drafting.catch_up(state)
-            return outcomes
+            return speculative_step(self.parts, states, gears)
 
     def make_ready(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
         """Opens what a step would open: no time of the step, by which policies judge its gears.

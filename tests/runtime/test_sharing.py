@@ -23,6 +23,7 @@ from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.sharing import Figures
+from draftwood.runtime.speculation import drafting
 
 SECONDS = 300.0
 Schedule = tuple[int, int, float, int | None]
@@ -359,6 +360,23 @@ def test_bitwise_starts_behind_a_prefix_with_the_same_bits(tiny_bundle: Path) ->
     model = opened(engine)
     first = answered(model, text)
     assert answered(model, text).token_ids == first.token_ids and model.figures().prefix_hits == 1
+
+
+def test_a_step_that_fails_has_committed_nothing(
+    tiny_draft_bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its texts take it again, one by one: tokens that it had committed would be lost."""
+    engine = CpuEngine(Bundle.open(tiny_draft_bundles["fasteagle"]), Opening(threads=1))
+    monkeypatch.setattr(drafting, "MOST_WAITING", 4)
+    states = [engine.begin(128) for _ in range(2)]
+    for state in states:
+        engine.start(state, np.array(ids(1, 3)))
+    monkeypatch.setattr(engine.drafting, "_extend", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        for length in range(3, 20):
+            assert [state.length for state in states] == [length, length]
+            engine.step(states, [engine.bundle.gear("plain-kv128")] * 2)
+    assert [state.length for state in states] == [length, length]
 
 
 def schedules(count: int, seed: int) -> Iterator[Schedule]:
