@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from threading import Condition, RLock
 from typing import Protocol
 
-from draftwood.errors import BusyError
+from draftwood.errors import BusyError, RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.caches import Caches, Wanted
 from draftwood.runtime.engines.engine import Engine
@@ -339,14 +339,19 @@ class Sharing:
         self._expected = {ticket.text for ticket in group}
 
     def _run(self, group: Sequence[_Ticket]) -> None:
-        """The launch; the lock is not held."""
-        if (reading := group[0].reading) is None:
-            self._advance(group)
-            return
+        """The launch; the lock is not held. An interrupt of this thread may leave any of its texts halfway."""
         try:
-            group[0].read = next(reading, self) is self
-        except Exception as error:
-            group[0].error = error
+            if (reading := group[0].reading) is None:
+                self._advance(group)
+            else:
+                group[0].read = next(reading, self) is self
+        except BaseException as error:
+            interrupted = RequestError("the thread that did this text's launch was interrupted; ask for it again")
+            failed = error if isinstance(error, Exception) else interrupted
+            for ticket in group:
+                ticket.error = failed
+            if failed is interrupted:
+                raise
 
     def _advance(self, group: Sequence[_Ticket]) -> None:
         """A step of all. A text fails alone: if the launch fails each takes its step by itself, and after it each

@@ -18,11 +18,12 @@ import pytest
 
 from draftwood.errors import BusyError, RequestError
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.caches import Caches
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.opened import OpenedBundle
-from draftwood.runtime.sharing import Figures
+from draftwood.runtime.sharing import Figures, Sharing, _Ticket
 from draftwood.runtime.speculation import drafting
 
 SECONDS = 300.0
@@ -195,6 +196,24 @@ def test_an_interrupt_while_a_launch_is_gathered_loses_nobody(engine: Counting, 
     assert free(model)
     setattr(model._sharing._queues, queue, honest)
     assert len(model.generate(ids(1, 20), max_new_tokens=20, ignore_eos=True).token_ids) == 20 and free(model)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_an_interrupt_ends_every_text_of_its_launch(engine: Counting, reads: bool) -> None:
+    """They may be left halfway, those of other threads, too."""
+    texts = [opened(engine).stream(ids(number, 9)) for number in range(1 if reads else 2)]
+    for text in texts:
+        text.start()
+        text.state = engine.begin(128) if reads else text.state
+    tickets = [_Ticket(text, threading.Condition(), text.read() if reads else None) for text in texts]
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    engine.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        Sharing(engine, Caches(engine))._run(tickets)
+    assert all("was interrupted; ask for it again" in str(ticket.error) for ticket in tickets)
 
 
 def test_closing_and_forgetting_free_the_place(engine: Counting) -> None:
