@@ -98,14 +98,14 @@ class Caches:
         if self.running_bytes + need > self.budget:
             return None
         place, length = self._longest(wanted.prompt)
-        self.prompts += 1
         if place is None:
             state = self._engine.begin(wanted.slots, wanted.sampling)
         else:
-            self.hits += 1
-            self.shared_tokens += length
             state = self._shared(place, length, need, wanted.slots)
             state.sampling = wanted.sampling
+            self.hits += 1
+            self.shared_tokens += length
+        self.prompts += 1
         self._running[state] = need
         self._evict()
         return state

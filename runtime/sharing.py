@@ -102,6 +102,8 @@ class _Place:
 
     wake: Condition
     state: SequenceState | None = None
+    # Why it could not be admitted.
+    error: Exception | None = None
     ticket: _Ticket | None = None
     cancelled: bool = False
 
@@ -180,7 +182,7 @@ class Sharing:
             self._queues.admission.append(text)
             self._admit()
             most = self._most_waiting
-            if place.state is None and most is not None and len(self._queues.admission) > most:
+            if most is not None and text in self._queues.admission and len(self._queues.admission) > most:
                 self._leave(text)
                 raise BusyError(f"{most} texts wait already, as many as may; try again soon")
             try:
@@ -189,6 +191,8 @@ class Sharing:
             except BaseException:  # an interrupt
                 self._dropped.append(text)
                 raise
+            if place.error is not None:
+                raise place.error
             if place.state is None:
                 self.engine.refuse_closed()
                 return False
@@ -399,13 +403,18 @@ class Sharing:
         self._admit()
 
     def _admit(self) -> None:
-        """Admits waiting texts in their order, as long as there is room."""
+        """Admits waiting texts in their order, as long as there is room. One that fails at it, for want of memory say,
+        fails in its own thread, which may be another than this."""
         while waiting := self._queues.admission:
-            state = self._caches.admit(waiting[0].wanted())
-            if state is None:
+            place = self._places[waiting[0]]
+            try:
+                place.state = self._caches.admit(waiting[0].wanted())
+            except Exception as error:
+                place.error = error
+                del self._places[waiting[0]]
+            if place.state is None and place.error is None:
                 return
-            place = self._places[waiting.popleft()]
-            place.state = state
+            waiting.popleft()
             place.wake.notify()
 
     def _pass_on(self) -> None:

@@ -271,6 +271,25 @@ def test_who_comes_when_as_many_as_may_wait_do_is_refused(engine: Counting) -> N
     assert free(nobody)
 
 
+def test_a_text_that_cannot_be_admitted_fails_in_its_own_thread(
+    engine: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text that made room for it had got its error, and this one waited for ever."""
+    model = opened(engine, cache_bytes=one_text(engine))
+    first = iter(model.stream(ids(0, 9), ignore_eos=True, max_new_tokens=9))
+    next(first)
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(model.generate, ids(1, 9), max_new_tokens=9)
+        until(lambda: model.figures().waiting == 1)
+        monkeypatch.setattr(engine, "begin", lambda *_: [].__getitem__(0))
+        list(first)
+        with pytest.raises(IndexError):
+            second.result(SECONDS)
+    assert free(model) and model.figures().prompts == 1
+    monkeypatch.undo()
+    assert len(model.generate(ids(1, 9), max_new_tokens=9, ignore_eos=True).token_ids) == 9 and free(model)
+
+
 def test_closing_the_bundle_refuses_those_that_wait_for_room(engine: Counting) -> None:
     model = opened(engine, cache_bytes=one_text(engine))
     first = iter(model.stream(ids(0, 9), ignore_eos=True, max_new_tokens=9))
