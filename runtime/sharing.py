@@ -172,12 +172,14 @@ class Sharing:
 
         Raises:
             BusyError: there is none, and as many as may wait do.
-            RequestError: its caches would never fit, or the bundle has been closed.
+            RequestError: its caches would never fit, or the engine is closed.
         """
         wishes = text.wanted()
         self._caches.check(wishes)
         with self._held():
-            self.engine.refuse_closed()
+            self.engine.refuse_closed()  # nobody would admit it later
+            if text.finished:  # cancelled before it had a place here
+                return False
             self._places[text] = place = _Place(Condition(self._lock))
             self._queues.admission.append(text)
             self._admit()

@@ -290,6 +290,21 @@ def test_a_text_that_cannot_be_admitted_fails_in_its_own_thread(
     assert len(model.generate(ids(1, 9), max_new_tokens=9, ignore_eos=True).token_ids) == 9 and free(model)
 
 
+def test_a_text_that_was_cancelled_or_closed_on_its_way_does_not_wait(engine: Counting) -> None:
+    """Nobody would wake it: its stream was made before, and room may never come."""
+    model = opened(engine, cache_bytes=one_text(engine))
+    held = iter(model.stream(ids(0, 9), ignore_eos=True, max_new_tokens=9))
+    next(held)
+    cancelled, late = (model.stream(ids(n, 9), max_new_tokens=9) for n in (1, 2))
+    wanted = cancelled.wanted
+    cancelled.wanted = lambda: (cancelled.cancel(), wanted())[1]  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(cancelled.run).result(SECONDS).finish_reason == "cancelled"
+        model.close()
+        with pytest.raises(RequestError, match="is closed; open it again"):
+            threads.submit(late.run).result(SECONDS)
+
+
 def test_closing_the_bundle_refuses_those_that_wait_for_room(engine: Counting) -> None:
     model = opened(engine, cache_bytes=one_text(engine))
     first = iter(model.stream(ids(0, 9), ignore_eos=True, max_new_tokens=9))
