@@ -279,6 +279,7 @@ class ServedModel:
                 text.receiver.put(text.index, Failed(text.ask.id, LOST))
             else:
                 text.engine, text.again = None, True
+                self._hand(text)  # if the model was replaced, the next engine is there
         if engine is self.engine and not self.closed:
             log.error("%s: the engine's process %d ended", self.name, engine.pid)
             self._caches = CacheUse(0, 0)

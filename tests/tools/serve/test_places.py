@@ -16,9 +16,9 @@ from draftwood.tools.serve import completions
 from draftwood.tools.serve.app import Service, Settings
 from draftwood.tools.serve.bodies import MISSING, PASS, ChatBody, CompletionBody, parse
 from draftwood.tools.serve.errors import RequestRefused
-from draftwood.tools.serve.messages import Begun, Cancel, Ended, EngineArguments, Piece, Ready, ToEngine
+from draftwood.tools.serve.messages import Ask, Begun, Cancel, Ended, EngineArguments, Piece, Ready, ToEngine
 from draftwood.tools.serve.metrics import Metrics, ModelMetrics
-from draftwood.tools.serve.model import ServedModel
+from draftwood.tools.serve.model import Mailbox, ServedModel
 from draftwood.tools.serve.process import EngineProcess
 
 from .conftest import MESSAGES, TOOLS, WAIT
@@ -129,6 +129,26 @@ def test_a_bundle_is_replaced_once_it_has_started(monkeypatch: pytest.MonkeyPatc
         assert served.engine is engines[1] and stopped == engines[:1]
 
     asyncio.run(asyncio.wait_for(replaced(), WAIT))
+
+
+def test_a_text_that_waits_in_a_replaced_engine_outlives_it() -> None:
+    """That engine may end by a fault of another text while it finishes its own; no other is started for it."""
+
+    class Silent(Engine):
+        def send(self, message: ToEngine) -> None:
+            pass
+
+    async def replaced() -> list[tuple[int, Any]]:
+        served = ServedModel("m", EngineArguments(bundle="b", opening=Opening()), ModelMetrics(Metrics(), "m"))
+        old, box = Silent(served), Mailbox()
+        served._take(old)  # type: ignore[arg-type]
+        served.submit([Ask(id=0, prompt=[1], options={}, policy="plain", steps=False)], box)
+        served._take(Engine(served))  # type: ignore[arg-type]
+        old.alive = False
+        served._lost(old)  # type: ignore[arg-type]
+        return await box.take()
+
+    assert isinstance(asyncio.run(asyncio.wait_for(replaced(), WAIT))[0][1], Begun)
 
 
 def test_tools_that_are_refused_count_for_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
