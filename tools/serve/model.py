@@ -168,6 +168,7 @@ class ServedModel:
 
     def _take(self, engine: EngineProcess) -> None:
         self.engine, self.facts, self._started = engine, engine.ready, time.monotonic()
+        self._caches = CacheUse(0, 0)
         engine.listen(lambda message: self._receive(engine, message), lambda: self._lost(engine))
         self.metrics.up(True)
         for text in [*self._texts.values()]:

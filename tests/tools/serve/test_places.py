@@ -16,7 +16,7 @@ from draftwood.tools.serve import completions
 from draftwood.tools.serve.app import Service, Settings
 from draftwood.tools.serve.bodies import MISSING, PASS, ChatBody, CompletionBody, parse
 from draftwood.tools.serve.errors import RequestRefused
-from draftwood.tools.serve.messages import Ask, Begun, Cancel, Ended, EngineArguments, Piece, Ready, ToEngine
+from draftwood.tools.serve.messages import Ask, Begun, CacheUse, Cancel, Ended, EngineArguments, Piece, Ready, ToEngine
 from draftwood.tools.serve.metrics import Metrics, ModelMetrics
 from draftwood.tools.serve.model import Mailbox, ServedModel
 from draftwood.tools.serve.process import EngineProcess
@@ -149,6 +149,17 @@ def test_a_text_that_waits_in_a_replaced_engine_outlives_it() -> None:
         return await box.take()
 
     assert isinstance(asyncio.run(asyncio.wait_for(replaced(), WAIT))[0][1], Begun)
+
+
+def test_the_caches_of_a_replaced_engine_are_not_the_next_ones() -> None:
+    served = ServedModel("m", EngineArguments(bundle="b", opening=Opening()), ModelMetrics(Metrics(), "m"))
+    old, new = Engine(served), Engine(served)
+    served._take(old)  # type: ignore[arg-type]
+    served._receive(old, CacheUse(5, 10))  # type: ignore[arg-type]
+    assert served.cache_usage == 0.5
+    served._take(new)  # type: ignore[arg-type]
+    served._receive(old, CacheUse(0, 10))  # type: ignore[arg-type]
+    assert served.cache_usage == 0
 
 
 def test_tools_that_are_refused_count_for_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
