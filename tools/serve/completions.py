@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections import Counter
@@ -158,12 +159,14 @@ class Completion:
             case Busy():
                 raise self._full()
             case Refused():
-                param = letter.param
+                param, message = letter.param, letter.message
                 if param in ("messages", "prompt"):
                     param = "messages" if isinstance(self.body, ChatBody) else "prompt"
+                if len(self.texts) > self._choices:  # of several prompts
+                    message = re.sub("^prompt:", f"prompt[{index // self._choices}]:", message)
                 if param == "grammar":
                     param = next(iter(formats_of(self.body)), "tools")
-                raise RequestRefused(letter.message, param, code=letter.code)
+                raise RequestRefused(message, param, code=letter.code)
             case Failed():
                 raise failed(letter.message)
 

@@ -255,6 +255,8 @@ def test_other_routes(server: Any) -> None:
     chat = {"messages": [{"role": "user", "content": PROMPT}], "add_special_tokens": True}
     assert server.ask("/tokenize", chat)[1]["error"]["param"] == "add_special_tokens"
     assert server.ask("/tokenize", chat | {"add_special_tokens": False})[1]["count"] > 0
+    refused = server.ask("/v1/completions", {"prompt": ["a", "", "b"], "n": 2})[1]["error"]
+    assert (refused["param"], refused["message"]) == ("prompt", "prompt[1]: empty; expected at least one token")
     refused = server.ask("/v1/completions", {"prompt": [5] * 300})[1]["error"]
     assert (refused["param"], refused["code"]) == ("prompt", "context_length_exceeded")
 
