@@ -47,11 +47,16 @@ class Chat:
         switches = given.get("chat_template_kwargs") or {}
         if not isinstance(switches, Mapping):
             raise RequestError(f"chat: chat_template_kwargs: expected an object, got {type(switches).__name__}")
+        if fields := [name for name in cls.__slots__ if name in switches and name != "documents"]:
+            raise RequestError(
+                f"chat: chat_template_kwargs: {fields[0]} is a field of its own; give it next to this one"
+            )
         continued = _switch(given, "continue_final_message", False)
         chat = cls(
             _messages(given.get("messages")),
             _objects(given.get("tools"), "tools"),
-            _objects(given.get("documents"), "documents"),
+            # A server's requests have no such field; theirs stand among the switches.
+            _objects(given.get("documents") or switches.get("documents"), "documents"),
             _json(switches, "chat_template_kwargs"),
             _switch(given, "add_generation_prompt", not continued),
             continued,

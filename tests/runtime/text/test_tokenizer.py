@@ -361,6 +361,8 @@ def test_tools_and_switches_are_those_of_transformers(tmp_path, tools, switches)
     chat = {"messages": CALLED, "tools": tools, "documents": documents, "chat_template_kwargs": switches}
     rendered = oracle.apply_chat_template(CALLED, tokenize=False, **flags)
     assert text.render(chat) == rendered
+    in_switches = {"documents": None, "chat_template_kwargs": switches | {"documents": documents}}
+    assert text.render(chat | in_switches) == rendered, "as a server's requests have them"
     assert text.chat(chat) == oracle.apply_chat_template(CALLED, tokenize=True, **flags)
     assert ("</think>\n\n" in rendered[-30:]) is (switches == {"enable_thinking": False})
     assert all(said in rendered for said in ("bus {", "so be it", "río <3>")) and ("<tools>" in rendered) is bool(tools)
@@ -418,6 +420,10 @@ DEEP.append(DEEP)
         ({"messages": MESSAGES, "tool": []}, "no field 'tool' is known; expected messages, tools, documents, chat_t"),
         ({"messages": MESSAGES, "tools": ["f"]}, r"tools: expected a list of objects, got \['f'\]"),
         ({"messages": MESSAGES, "chat_template_kwargs": 1}, "chat_template_kwargs: expected an object, got int"),
+        (
+            {"messages": MESSAGES, "chat_template_kwargs": {"tools": []}},
+            "chat_template_kwargs: tools is a field of its",
+        ),
         ([{"role": "tool", "content": "x"}], "No tool may speak first."),
     ],
 )
