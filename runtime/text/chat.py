@@ -73,10 +73,11 @@ class Templates:
             except BaseException:  # an interrupt, too: an answer that nobody has read would be the next text's
                 self._stop()
                 raise
+        given = "messages or the tools" if values.get("tools") else "messages"
         if "refused" in answer:
-            raise RequestError(f"chat: the template refuses the messages: {answer['refused']}")
+            raise RequestError(f"chat: the template refuses the {given}: {answer['refused']}")
         if "failed" in answer:
-            raise RequestError(f"chat: the template fails on the messages: {answer['failed']}")
+            raise RequestError(f"chat: the template fails on the {given}: {answer['failed']}")
         text: str = answer["text"]
         return text
 

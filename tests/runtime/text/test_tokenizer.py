@@ -434,6 +434,14 @@ def test_bad_messages_are_refused(tmp_path, messages, said):
         text.chat(messages)
 
 
+def test_a_template_may_fail_on_the_tools(tmp_path):
+    """Hermes' writes each tool's description, which OpenAI's interface may leave out."""
+    template = "{% for tool in tools %}{{ '- ' + tool.function.description }}{% endfor %}"
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template=template))
+    with pytest.raises(RequestError, match="refuses the messages or the tools: 'dict object' has no attribute 'desc"):
+        text.chat({"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "bus"}}]})
+
+
 @pytest.mark.parametrize(
     "template",
     ["{{ messages + 1 }}", "{{ nothing.at.all }}", "{{ messages.append(1) }}", "{{ ''.__class__.mro() }}"],
