@@ -24,7 +24,8 @@ from draftwood.runtime.stream import overlap
 from draftwood.runtime.text.tokenizer import Tokenizer
 
 PYTHON_TAG = "<|python_tag|>"
-_DECODER = json.JSONDecoder()
+# Models that write code leave its line ends and tabs as they are, in a string, too.
+_DECODER = json.JSONDecoder(strict=False)
 # JSON without choice in its white space: models have seen this form, because templates write calls so.
 _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Of a tool that names none, and of one with an empty schema.

@@ -26,6 +26,11 @@ TEXTS: list[tuple[CallForm, str, list[Any]]] = [
     (QWEN, '<tool_call>{"name": "f"', ['<tool_call>{"name": "f"']),
     (QWEN, '<tool_call>{"name": "f"}', [WrittenCall("f", "{}")]),
     (QWEN, '<tool_call>{"name": "f", "arguments": null}</tool_call>', [WrittenCall("f", "{}")]),
+    (
+        QWEN,
+        '<tool_call>{"name": "f", "arguments": {"a": "b\n\tc"}}</tool_call>',
+        [WrittenCall("f", r'{"a": "b\n\tc"}')],
+    ),
     (QWEN, f"<tool_call>{MARKED}</tool_call>\n<tool_call>{WEATHER}</tool_call>", [TWO, ONE]),
     (
         QWEN,
