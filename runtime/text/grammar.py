@@ -1,7 +1,7 @@
 """Grammars that texts are held to: JSON schemas, and grammars in Lark's or GBNF's syntax, by llguidance.
 
 llguidance (https://github.com/guidance-ai/llguidance) says which tokens may come next. It works on the tokenizer's
-bytes, and bounds a grammar's time and memory. It is imported when the first grammar is asked for.
+bytes, and bounds most grammars' time and memory. It is imported when the first grammar is asked for.
 """
 
 from __future__ import annotations
