@@ -159,11 +159,14 @@ class Caches:
     def _need(self, longest: int, slots: int) -> int:
         """Bytes of a text of that many tokens, at its end. ``slots`` is the least KV length that it has."""
         manifest = self._engine.bundle.manifest
-        lengths = sorted({gear.slots for gear in manifest.gears if gear.slots >= slots})
+        most = longest + manifest.dims.branch_rows
         # Before the end of a text a tree may reach beyond it. A policy then goes to the KV length that has room for
-        # that.
-        fits = (slots for slots in lengths if longest + manifest.dims.branch_rows < slots)
-        return self._size(next(fits, lengths[-1]), longest)
+        # that. Not every length has trees: drafts may need a larger one than plain decoding.
+        kinds = [[gear.slots for gear in manifest.gears if bool(gear.draft) == drafts] for drafts in (False, True)]
+        ends = [
+            min((end for end in kind if end >= slots and end > most), default=max(kind, default=0)) for kind in kinds
+        ]
+        return self._size(max(slots, *ends), longest)
 
     def _size(self, slots: int, longest: int) -> int:
         most = longest + self._engine.bundle.manifest.dims.branch_rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from draftwood.errors import BusyError, RequestError
 from draftwood.runtime.bundle import Bundle
@@ -331,6 +333,18 @@ def test_a_text_never_has_more_than_was_reserved(tiny_bundles: dict[str, Path]) 
                 for _ in stream:
                     assert stream.result or stream.finished or stream.state.bytes <= model.figures().running_bytes
         assert free(model)
+
+
+def test_room_is_kept_for_drafts_that_need_a_larger_kv_length(tiny_bundle: Path) -> None:
+    """A plan may have trees at the larger one alone: a text that begins with a plain step grows to it."""
+    whole = Bundle.open(tiny_bundle)
+    gears = tuple(gear for gear in whole.manifest.gears if gear.tree == "plain" or gear.slots == 256)
+    bundle = dataclasses.replace(whole, manifest=replace(whole.manifest, gears=gears))
+    model = opened(CpuEngine(bundle, Opening(threads=1)), prefixes=False)
+    stream = model.stream(ids(1, 30), max_new_tokens=60, ignore_eos=True)
+    for _ in stream:
+        assert stream.finished or stream.state.bytes <= model.figures().running_bytes
+    assert free(model)
 
 
 def answered(model: OpenedBundle, prompt: list[int], **options: Any) -> Any:
