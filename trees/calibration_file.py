@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from draftwood.errors import TreeError
 from draftwood.files import read_regular, real_path, write_whole
@@ -35,10 +36,11 @@ def prepare_out(path: Path) -> None:
     """Make the folders above `path`; TreeError if it cannot be written, before the work of minutes that it is for."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.is_file() or not path.exists()  # a device is written itself
-        refused = errno.EISDIR if path.is_dir() else errno.EACCES
-        if path.is_dir() or not os.access(real_path(path).parent if beside else path, os.W_OK):
-            raise OSError(refused, os.strerror(refused))
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.is_file() or not path.exists():  # a device is written itself
+            with TemporaryFile(dir=real_path(path).parent):
+                pass
     except OSError as error:
         raise _unwritable(path, error) from error
 
