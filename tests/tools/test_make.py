@@ -496,6 +496,18 @@ def test_a_wrong_model_is_told_before_anything_is_made(tmp_path: Path, capsys: p
     assert "none" in said and not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("out", ["there", "/"])
+def test_where_something_is_nothing_is_made_beside_it(
+    tiny_teacher: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    (tmp_path / "there").mkdir()
+    before = set(tmp_path.iterdir())
+    line = ["make", str(tiny_teacher), "--prompts", str(prompts), "--kv", "256"]
+    assert main([*line, "--out", str(tmp_path / out)]) == 2
+    assert "exists already; expected a new folder" in capsys.readouterr().err.splitlines()[-1]
+    assert set(tmp_path.iterdir()) == before
+
+
 def test_a_stage_that_fails_is_named_with_its_command(
     tiny_teacher: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

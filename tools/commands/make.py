@@ -73,7 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     _complete(args)
     prompts = _check(args)
-    work = args.out.with_name(f"{args.out.name}{WORK}")
+    work = args.out.parent / f"{args.out.name}{WORK}"
+    _check_out(args, work)  # and once more when nobody else works there: nothing is written next to another's folder
     work.mkdir(parents=True, exist_ok=True)
     with alone_in(work):
         return _make(args, prompts, work)
