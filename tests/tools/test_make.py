@@ -5,6 +5,7 @@ import contextlib
 import json
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -506,6 +507,21 @@ def test_where_something_is_nothing_is_made_beside_it(
     assert main([*line, "--out", str(tmp_path / out)]) == 2
     assert "exists already; expected a new folder" in capsys.readouterr().err.splitlines()[-1]
     assert set(tmp_path.iterdir()) == before
+
+
+def test_the_pictures_are_those_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that was made again has left those of its earlier trees."""
+    for name in ("figures", "planned-2", "planned-9"):
+        (tmp_path / f"plan-{name}.png").touch()
+    trees = [argparse.Namespace(name=name) for name in ("plain", "planned-2", "lookup-chain-7")]
+    bundle = argparse.Namespace(manifest=argparse.Namespace(trees=trees, gears=[]))
+    monkeypatch.setattr(Bundle, "open", lambda _: bundle)
+    monkeypatch.setattr(make, "read_note", lambda *_: defaultdict(bool))
+    pictures = {
+        drafter: make._report(argparse.Namespace(out=tmp_path, drafter=drafter), [], tmp_path)["pictures"]
+        for drafter in ("heads", None)
+    }
+    assert pictures == {"heads": [str(tmp_path / f"plan-{name}.png") for name in ("figures", "planned-2")], None: []}
 
 
 def test_a_stage_that_fails_is_named_with_its_command(

@@ -16,7 +16,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,11 @@ from draftwood.manifest import MOST_TEXTS
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
 from draftwood.tools.made_from import WORK, MadeFrom, alone_in, changed, made_from, read_note
 from draftwood.tools.making.stages import Stage, ours, run
-from draftwood.tools.making.steps import COUNTED, JUDGING, stages_of
+from draftwood.tools.making.steps import COUNTED, JUDGING, PLAN, stages_of
 
 if TYPE_CHECKING:
     from draftwood.compiler.teachers.conversion import Precision
+    from draftwood.runtime.bundle import Bundle
     from draftwood.tools.prompts import Prompt
 
 # So many prompts of a file are used, and of its conversations every fourth judges and is not counted.
@@ -231,9 +232,16 @@ def _report(args: argparse.Namespace, stages: Sequence[Stage], work: Path) -> di
             for name in ("ok", "turns", "identical", "ties", "speedup", "accept_length", "plain_tokens_per_s",
                          "speculative_tokens_per_s")
         },
-        "pictures": sorted(str(path) for path in work.glob("*.png")),
+        "pictures": [str(path) for path in _pictures(bundle, work)] if args.drafter else [],
         "commands": [stage.line for stage in stages],
     }  # fmt: skip
+
+
+def _pictures(bundle: Bundle, work: Path) -> Iterator[Path]:
+    """Those of the plan; an earlier one, of other trees, may have left its own."""
+    for name in ("figures", *(tree.name for tree in bundle.manifest.trees)):
+        if (path := work / f"{Path(PLAN).stem}-{name}.png").exists():
+            yield path
 
 
 def _page(report: dict[str, Any]) -> str:

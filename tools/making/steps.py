@@ -18,7 +18,7 @@ ROWS, NODES = "1,2,3,4,5,6,8,12,16", 15
 # Of chains there are none longer than those that are counted.
 CHAIN_ROWS = ",".join(map(str, range(1, LEVELS + 2)))
 SAMPLED = 0.8
-COUNTED, JUDGING = "counted.jsonl", "judging.jsonl"
+COUNTED, JUDGING, PLAN = "counted.jsonl", "judging.jsonl", "plan.json"
 
 
 def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
@@ -26,7 +26,7 @@ def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     specs = [spec for rows, spec in LOOKUPS.items() if (LONG_ROWS if args.drafter else 1) <= rows <= _most_rows(args)]
     if args.drafter:
         yield from _planning(args, work)
-        specs.insert(0, f"plan:{work / 'plan.json'}")
+        specs.insert(0, f"plan:{work / PLAN}")
     tree = ",".join(specs)
     trees, here = ("--tree", tree, "--kv", args.kv, *_texts(args)), args.out
     why = "freezes teacher, drafter and trees"
@@ -68,7 +68,7 @@ def _failure(path: Path) -> str:
 
 def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     """The stages from a drafter to a plan."""
-    first, latency, plan = work / "first", work / "latency.json", work / "plan.json"
+    first, latency, plan = work / "first", work / "latency.json", work / PLAN
     counted = ("--prompts", str(work / COUNTED))
     shared = () if args.device else _texts(args)  # a device's times are modelled
     chains = not args.device and _chains_only(args)
