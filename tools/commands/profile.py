@@ -245,6 +245,7 @@ def _measured(folder: Path, args: argparse.Namespace) -> LatencyTable:
 
 
 def _times(opened: Sequence[Bundle], args: argparse.Namespace, rounds: int | None = None) -> list[LatencyTable]:
+    from draftwood.compiler.bundle.request import check_slots
     from draftwood.runtime.engines.bitwise import BitwiseEngine
     from draftwood.runtime.engines.choice import host_engine
     from draftwood.runtime.engines.cpu import CpuEngine
@@ -265,6 +266,7 @@ def _times(opened: Sequence[Bundle], args: argparse.Namespace, rounds: int | Non
         raise RequestError(f"--batch-size {args.batch_size}: {opened[0].folder} has graphs for at most {most}{by}")
     bundled = {gear.slots for bundle in opened for gear in bundle.manifest.gears}
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted(bundled))
+    check_slots(slots)
     if slots[-1] > (longest := max(bundled)):
         raise RequestError(f"--kv {slots[-1]}: {opened[0].folder} has KV lengths up to {longest}; choose at most that")
     return measure(engines, rows, slots, rounds=rounds, threads=default_threads(), texts=texts)

@@ -280,6 +280,7 @@ def test_a_drafters_blocks_have_the_sizes_of_its_folder(tiny_config: Path, tiny_
         (["BUNDLE", "--batch-size", "8"], "has graphs for at most 4"),
         (["BUNDLE", "--kv", "x"], "--kv x"),
         (["BUNDLE", "--kv", "512"], "has KV lengths up to 256"),
+        (["BUNDLE", "--kv", "100"], "--kv 100: expected a positive multiple"),  # no build takes a plan of such gears
         (["BUNDLE", "--rows", "0"], "--rows 0"),
         (["BUNDLE", "--rows", "80"], "--kv 128: too short to time steps of 80 rows"),
         (["CONFIG", "--device", "h100"], "--device h100: not known"),
