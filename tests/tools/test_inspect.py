@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import draftwood
+from draftwood.tests.fixtures import MEDUSA, counted
 from draftwood.tests.gguf_files import save_gguf
 from draftwood.tests.packed_checkpoints import save_packed
 from draftwood.tests.tree_texts import written
 from draftwood.tools.cli import main
 from draftwood.trees import Topology
+from draftwood.trees.plan_file import Limits, format_plan
 
 TREE = Topology.from_paths([(0,), (1,), (0, 0)])
 DRAWING = """\
@@ -119,6 +122,13 @@ def test_what_cannot_be_inspected(
     err = capsys.readouterr().err
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_a_plan_of_several_trees_is_not_shown_as_its_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = draftwood.plan(counted(MEDUSA), Limits(4))
+    (tmp_path / "plan.json").write_text(format_plan(plan))
+    assert main(["inspect", f"plan:{tmp_path / 'plan.json'}"]) == 2
+    assert "names 3 trees, planned-5, planned-3, planned-2; expected one" in capsys.readouterr().err
 
 
 def test_a_damaged_bundle(tiny_bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -120,9 +120,12 @@ def read_tree_or_spec(subject: str, path: Path | None) -> tuple[str, Topology]:
             f"{subject}: no such file or folder, nor a tree; expected a bundle, a tree file or a tree such as full:3x2"
         )
     trees = parse_specs(subject)
-    if "," in subject and len(trees) > 2:
-        raise RequestError(f"{subject}: names {len(trees) - 1} trees; expected one")
-    name, tree = trees[-1]  # plain decoding always comes first
+    if len(trees) > 2:  # plain decoding always comes first
+        named = ", ".join(name for name, _ in trees[1:])
+        raise RequestError(
+            f"{subject}: names {len(trees) - 1} trees, {named}; expected one; those of a plan have pictures next to it"
+        )
+    name, tree = trees[-1]
     if not isinstance(tree, Topology):
         raise RequestError(f"{subject}: has no shape to show, because the drafter chooses one at every step")
     return name, tree
