@@ -145,12 +145,16 @@ def _say(what: str) -> None:
 
 def parse_temperatures(text: str) -> tuple[float, ...]:
     """Temperatures, each once, from ``0,0.8``."""
+    from draftwood.runtime.decoding import Options
+
     try:
         temperatures = tuple(sorted({float(part) for part in text.split(",")}))
-    except ValueError:
-        temperatures = (-1.0,)
-    if not all(0 <= temperature < float("inf") for temperature in temperatures):
-        raise RequestError(f"--temperature {text}: expected numbers of 0 or more, separated by commas, such as 0,0.8")
+        for temperature in temperatures:
+            Options.of(temperature=temperature)  # refuses what no text can be drawn at
+    except (ValueError, RequestError):
+        raise RequestError(
+            f"--temperature {text}: expected numbers from 0 to 100, separated by commas, such as 0,0.8"
+        ) from None
     return temperatures
 
 

@@ -189,7 +189,7 @@ def test_a_worker_that_is_lost_is_one_line() -> None:
         pool.submit(os._exit, 1).result()
 
 
-@pytest.mark.parametrize("text", ["", "warm", "-1", "0,inf", "nan"])
+@pytest.mark.parametrize("text", ["", "warm", "-1", "0,inf", "0,1000", "nan"])
 def test_temperatures_that_are_none(text: str) -> None:
     with pytest.raises(RequestError, match="--temperature"):
         parse_temperatures(text)
