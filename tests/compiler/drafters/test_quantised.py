@@ -96,7 +96,7 @@ def test_a_folder_in_int8_is_refused(sources: dict[str, Path], tiny_teacher: Pat
     tensors = load_file(folder / "model.safetensors")
     key = "midlayer.mlp.up_proj.weight"
     save_file(tensors | {key: rounded(tensors[key])[0]}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"has dtype I8; expected one of .* use the original one"):
+    with pytest.raises(CheckpointError, match=r"has dtype I8; expected one of .* take the original one"):
         open_drafter(folder, Checkpoint.open(tiny_teacher))
 
 
