@@ -1,7 +1,8 @@
 """PyTorch's ONNX exporter, without what takes most of its time.
 
-``torch.onnx.export`` parses the sources of all operators' forms anew for every graph; here they are not parsed at all.
-It also traces each program again, to replace operators that have no form; a program that has none is taken as it is.
+``torch.onnx.export`` lists all operators' forms anew for every graph, and parses the source of each; here they are
+listed once, unparsed. It also traces each program again, to replace operators that have no form; a program that has
+none is taken as it is.
 """
 
 from __future__ import annotations
@@ -178,6 +179,5 @@ def _registry(cpu: bool) -> ONNXRegistry:
 @cache
 def _theirs() -> ONNXRegistry:
     # The list of forms holds the domain of each, for which its source is parsed; the registry does not read it.
-    unread = patch.object(TracedOnnxFunction, "function_ir", SimpleNamespace(domain=""))
-    with unread:
+    with patch.object(TracedOnnxFunction, "function_ir", SimpleNamespace(domain="")):
         return ONNXRegistry.from_torchlib(opset_version=OPSET)
