@@ -9,7 +9,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 from draftwood.errors import BusyError, RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.caches import Caches
+from draftwood.runtime.decoding import Result
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
@@ -273,16 +275,23 @@ def test_who_comes_when_as_many_as_may_wait_do_is_refused(engine: Counting) -> N
     assert free(nobody)
 
 
-def test_a_text_that_cannot_be_admitted_fails_in_its_own_thread(
-    engine: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The text that made room for it had got its error, and this one waited for ever."""
+@contextmanager
+def one_waits(engine: Counting) -> Iterator[tuple[OpenedBundle, Iterator[str], Future[Result]]]:
+    """A bundle with room for one text, the text that has it, and another, which waits for it in a thread."""
     model = opened(engine, cache_bytes=one_text(engine))
     first = iter(model.stream(ids(0, 9), ignore_eos=True, max_new_tokens=9))
     next(first)
     with ThreadPoolExecutor(1) as threads:
         second = threads.submit(model.generate, ids(1, 9), max_new_tokens=9)
         until(lambda: model.figures().waiting == 1)
+        yield model, first, second
+
+
+def test_a_text_that_cannot_be_admitted_fails_in_its_own_thread(
+    engine: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text that made room for it had got its error, and this one waited for ever."""
+    with one_waits(engine) as (model, first, second):
         monkeypatch.setattr(engine, "begin", lambda *_: [].__getitem__(0))
         list(first)
         with pytest.raises(IndexError):
@@ -308,12 +317,7 @@ def test_a_text_that_was_cancelled_or_closed_on_its_way_does_not_wait(engine: Co
 
 
 def test_closing_the_bundle_refuses_those_that_wait_for_room(engine: Counting) -> None:
-    model = opened(engine, cache_bytes=one_text(engine))
-    first = iter(model.stream(ids(0, 9), ignore_eos=True, max_new_tokens=9))
-    next(first)
-    with ThreadPoolExecutor(1) as threads:
-        second = threads.submit(model.generate, ids(1, 9), max_new_tokens=9)
-        until(lambda: model.figures().waiting == 1)
+    with one_waits(engine) as (model, _, second):
         third = model.stream(ids(2, 9), max_new_tokens=9)
         model.close()
         with pytest.raises(RequestError, match="is closed; open it again"):
