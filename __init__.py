@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from draftwood.environment import shield_torch
+from draftwood.telemetry import hush_onnxruntime
 from draftwood.version import __version__
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BuildRequest", "Opening", "__version__", "build", "open", "plan"]
 
-# Here, since everything of Draftwood that imports torch imports this package first.
+# Here, since everything of Draftwood that imports torch or onnxruntime imports this package first.
 shield_torch()
+hush_onnxruntime()
 
 # Each function imports its needs when it is called: a program that runs a bundle needs neither compiler nor torch.
 

@@ -25,6 +25,7 @@ from draftwood.environment import hide_torch_npu  # noqa: E402
 from draftwood.threads import share_threads  # noqa: E402
 
 hide_torch_npu()
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # tests import openvino by themselves
 
 # Proofs of opened bundles are remembered next to the tests' own files, not in a home.
 _cache = tempfile.TemporaryDirectory(prefix="draftwood-tests-")

@@ -15,6 +15,7 @@ from draftwood.runtime.engines.registry import engine_kind
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor
 from draftwood.runtime.engines.static import StaticEngine, static_graphs
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
+from draftwood.telemetry import import_openvino
 from draftwood.threads import counted_threads
 
 # What a device computes in. The NPU has fp16 alone; the others could, and would by themselves, take less than fp32.
@@ -35,7 +36,7 @@ class OpenVinoDevice:
     def __init__(self, engine: str, threads: int | None = None) -> None:
         self.name, self.engine, self._threads = engine_kind(engine).device, f"--engine {engine}", threads
         try:
-            import openvino
+            openvino = import_openvino()
         except ImportError:
             raise RequestError(
                 f"{self.engine}: needs the package openvino, which is not installed: pip install 'draftwood[openvino]'"
