@@ -90,17 +90,25 @@ def lowered(tiny_source: Path) -> Lowered:
 
 # A tree with branches, as small as may be.
 RAGGED = ((0,), (1,), (0, 0), (1, 0))
+# Texts of one launch: graphs of two and of four.
+PLACES = 4
 
 
 @pytest.fixture(scope="session")
 def pangu_request(tiny_source: Path) -> "BuildRequest":
-    """Plain decoding and a ragged tree at one KV length, for an NPU alone."""
+    """Plain decoding and a ragged tree at one KV length, for an NPU alone, of several texts as well."""
     from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.trees import Topology
 
     trees = (("plain", Topology.plain()), ("ragged", Topology.from_paths(RAGGED)))
     return BuildRequest(
-        model=tiny_source, drafter=tiny_source / "heads", trees=trees, slots=(128,), prefill_rows=(8,), targets=("ge",)
+        model=tiny_source,
+        drafter=tiny_source / "heads",
+        trees=trees,
+        slots=(128,),
+        prefill_rows=(8,),
+        targets=("ge",),
+        texts=PLACES,
     )
 
 

@@ -36,12 +36,14 @@ def bundle(pangu_bundle: Path) -> Bundle:
 
 
 def graphs(bundle: Bundle) -> tuple[GraphSignature, ...]:
-    return bundle.manifest.graphs_of("ge")
+    """Those of one text."""
+    return tuple(graph for graph in bundle.manifest.graphs_of("ge") if graph.batch == 1)
 
 
 def kinds(bundle: Bundle) -> list[GraphSignature]:
-    """The last graph of every kind, and of both draws."""
-    return [*{(graph.kind, "sampled" in graph.name): graph for graph in graphs(bundle)}.values()]
+    """The last graph of every kind, and of both draws. A plain step is a tree's of two rows."""
+    found = {(graph.kind, "sampled" in graph.name): graph for graph in graphs(bundle) if graph.kind != "decode"}
+    return [*found.values()]
 
 
 def given(graph: GraphSignature) -> list[torch.Tensor]:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest, check_request
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
@@ -41,26 +40,15 @@ from draftwood.tools.reference.eager import EagerEngine
 from draftwood.tools.reference.ge import GeEngine
 from draftwood.trees import Topology, tensorize, walk_tables
 
-PLACES = 4
+from .conftest import PLACES
+
 TEXTS = 6
 TOKENS = 9
 
 
 @pytest.fixture(scope="module")
-def request_(pangu_request: BuildRequest) -> BuildRequest:
-    return replace(pangu_request, texts=PLACES)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, request_: BuildRequest) -> Path:
-    folder = tmp_path_factory.mktemp("ge-texts") / "bundle"
-    build(request_, folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> GeEngine:
-    return GeEngine(Bundle.open(folder))
+def engine(pangu_bundle: Path) -> GeEngine:
+    return GeEngine(Bundle.open(pangu_bundle))
 
 
 def prompt(text: int) -> list[int]:
@@ -278,6 +266,6 @@ def test_acceptance_in_a_launch_is_the_walk_of_every_text(draws: str) -> None:
             assert torch.equal(got, want)
 
 
-def test_several_texts_on_several_ranks_are_refused(request_: BuildRequest, tmp_path: Path) -> None:
+def test_several_texts_on_several_ranks_are_refused(pangu_request: BuildRequest, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="2 ranks take one text a launch"):
-        check_request(replace(request_, ranks=2), tmp_path / "out")
+        check_request(replace(pangu_request, ranks=2), tmp_path / "out")
