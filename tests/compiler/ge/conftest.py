@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import torch
 
@@ -118,3 +119,27 @@ def pangu_bundle(pangu_request: "BuildRequest", kept: Callable[..., Path]) -> Pa
     from draftwood.compiler.bundle.build import build
 
     return kept("pangu", partial(build, pangu_request))
+
+
+@pytest.fixture(scope="session")
+def eagle3_bundle(tiny_teacher: Path, tiny_drafters: dict[str, Path], kept: Callable[..., Path]) -> Path:
+    """Plain decoding and a tree that EAGLE-3 grows, for an NPU alone, of one text and of three. Read only."""
+    from draftwood.compiler.bundle.build import build
+    from draftwood.compiler.bundle.request import BuildRequest
+    from draftwood.planned import named_gears
+    from draftwood.trees import Topology
+    from draftwood.trees.spec import Budget
+
+    trees = (("plain", Topology.plain()), ("budget", Budget(4, 2, 2)))
+    gears = named_gears((name, 128) for name, _ in trees)
+    request = BuildRequest(
+        model=tiny_teacher,
+        drafter=tiny_drafters["eagle3"],
+        trees=trees,
+        slots=(128,),
+        prefill_rows=(8,),
+        targets=("ge",),
+        # Twice as many graphs follow from ``texts=3``: those of two texts, which the bundle of openPangu has.
+        gears=tuple(msgspec.structs.replace(gear, texts=(1, 3)) for gear in gears),
+    )
+    return kept("ge-eagle3", partial(build, request))
