@@ -255,6 +255,29 @@ def npu_bundle(tiny_teacher: Path, tiny_heads: Path, kept: Callable[..., Path]) 
 
 
 @pytest.fixture(scope="session")
+def whole_bundle(tiny_teacher: Path, tiny_heads: Path, kept: Callable[..., Path]) -> Path:
+    """Plain decoding, a tree of Medusa heads and one that is looked up, for an NPU alone; a step of the first two is
+    one graph as well. Read only."""
+    from draftwood.compiler.bundle.build import build
+    from draftwood.compiler.bundle.request import BuildRequest
+    from draftwood.trees import Topology
+    from draftwood.trees.spec import read_specs
+
+    lookup = read_specs("lookup:chain:6").trees[-1]  # as many rows as the other
+    trees = (("plain", Topology.plain()), ("fixed", Topology.from_paths(RAGGED)), lookup)
+    request = BuildRequest(
+        model=tiny_teacher,
+        drafter=tiny_heads,
+        trees=trees,
+        slots=(128,),
+        prefill_rows=(16,),
+        targets=("ge",),
+        whole=True,
+    )
+    return kept("whole", partial(build, request))
+
+
+@pytest.fixture(scope="session")
 def save_quantised() -> Callable[..., Path]:
     """Copies a teacher's folder with its linear layers in int8, as a publisher of compressed-tensors would.
 
