@@ -84,7 +84,11 @@ class Pair:
         return outputs[:plain], outputs[plain:]
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+# In the usual run graphs in fp32 are held against transformers: test_families.
+TYPES = [pytest.param(torch.float32, marks=pytest.mark.slow, id="fp32"), pytest.param(torch.bfloat16, id="bf16")]
+
+
+@pytest.fixture(scope="module", params=TYPES)
 def pair(request: pytest.FixtureRequest, tiny_source: Path, load_decoder: Callable[..., Decoder]) -> Pair:
     return Pair(tiny_source, load_decoder, request.param)
 
