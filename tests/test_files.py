@@ -37,7 +37,7 @@ def test_a_regular_file_is_read(tmp_path: Path) -> None:
     mark=st.booleans(),
     last=st.booleans(),
 )
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_text_is_read_whatever_editor_wrote_it(
     tmp_path: Path, lines: list[str], end: str, mark: bool, last: bool
 ) -> None:

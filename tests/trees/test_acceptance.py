@@ -12,7 +12,7 @@ from draftwood.trees import Topology, tensorize, walk
 
 from .samples import topologies
 
-FIXED = settings(derandomize=True, deadline=None, max_examples=200, database=None)
+FIXED = settings(derandomize=True, deadline=None, max_examples=80, database=None)
 VOCABULARY = 3
 
 

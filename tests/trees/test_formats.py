@@ -17,7 +17,7 @@ from draftwood.trees import (
     read_tree,
 )
 
-FIXED = settings(derandomize=True, deadline=None, max_examples=100, database=None)
+FIXED = settings(derandomize=True, deadline=None, max_examples=60, database=None)
 READERS = {"draftwood": parse_draftwood, "medusa": parse_medusa, "tuples": parse_medusa, "nxdi": parse_nxdi}
 
 

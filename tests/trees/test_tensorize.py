@@ -12,7 +12,7 @@ from draftwood.trees import Topology, is_tree, require, tensorize, violations
 
 from .samples import topologies
 
-FIXED = settings(derandomize=True, deadline=None, max_examples=150, database=None)
+FIXED = settings(derandomize=True, deadline=None, max_examples=75, database=None)
 RAGGED = [
     *((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (0, 0, 0), (0, 0, 1)),
     *((0, 1, 0), (1, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 0, 0)),
