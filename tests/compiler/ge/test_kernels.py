@@ -35,13 +35,21 @@ CONFIG = replace(read_config(SHAPES["shape:openpangu-embedded-7b"]), layers=2)
 
 
 @pytest.fixture(scope="module")
-def verified() -> tuple[Step, Graph]:
-    return lowered(CONFIG)
+def verified_bytes() -> tuple[Step, bytes]:
+    return lowered_bytes(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def verified(verified_bytes: tuple[Step, bytes]) -> tuple[Step, Graph]:
+    return read(*verified_bytes)
 
 
 def lowered(config: TeacherConfig) -> tuple[Step, Graph]:
     """The verify step of 13 rows at 1024, and its graph."""
-    step, air = lowered_bytes(config)
+    return read(*lowered_bytes(config))
+
+
+def read(step: Step, air: bytes) -> tuple[Step, Graph]:
     return step, Graph.of(ge_ir().ModelDef.FromString(air).graph[0])
 
 
@@ -89,13 +97,13 @@ def test_keys_that_are_normed_are_joined_by_a_kernel() -> None:
     assert sum(op.count for op in layer_ops(config, 13, 1024)) == 15
 
 
-def test_torchairs_own_protobuf_counts_the_same() -> None:
+def test_torchairs_own_protobuf_counts_the_same(verified_bytes: tuple[Step, bytes]) -> None:
     """Read apart from our reader of graphs: of one layer and of two, so the difference is a layer."""
     free = {"Data", "RefData", "Const", "FileConstant", "NetOutput"}  # inputs, constants
     free |= {"Reshape", "Squeeze", "Unsqueeze", "Identity"}  # views
     counts = []
-    for layers in (1, 2):
-        (graph,) = ge_ir().ModelDef.FromString(lowered_bytes(replace(CONFIG, layers=layers))[1]).graph
+    for _, air in (lowered_bytes(replace(CONFIG, layers=1)), verified_bytes):
+        (graph,) = ge_ir().ModelDef.FromString(air).graph
         counts.append(Counter(op.type for op in graph.op if op.type not in free))
     layer = counts[1] - counts[0]
     assert layer.pop("ConcatD") == 2  # GE makes no task of them

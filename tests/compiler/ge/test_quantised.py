@@ -109,7 +109,7 @@ def test_norms_with_the_operators_own_epsilon(
     model = save_quantised(save_tiny(tmp_path / "plain", rms_norm_eps=1e-6), tmp_path / "quantised")
     trees = (("plain", Topology.plain()),)
     build(
-        BuildRequest(model=model, drafter=None, trees=trees, slots=(128,), prefill_rows=(8,), targets=("ge",)),
+        BuildRequest(model=model, drafter=None, trees=trees, slots=(128,), prefill_rows=(), targets=("ge",)),
         tmp_path / "bundle",
     )
     graph = Graph.load(tmp_path / "bundle/npu/decode-kv128.air")
