@@ -159,7 +159,7 @@ def test_linked_weights_are_used_where_they_lie(
 ) -> None:
     """The teacher's alone; a drafter's are copied."""
     folder = tmp_path / "linked"
-    build(replace(request_, weights="link", drafter=None, trees=request_.trees[:1]), folder)
+    build(replace(request_, weights="link", drafter=None, trees=request_.trees[:1], prefill_rows=()), folder)
     index, whole = read_index(folder / "npu" / "weights.json"), read_index(copied[0] / "npu" / "weights.json")
     assert index.constants["embed.weight"].location == str((tiny_source / "model.safetensors").resolve())
     assert index.constants["layers.0.qkv.weight"].location == "weights.bin"  # three tensors of the checkpoint in one
