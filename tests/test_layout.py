@@ -2,9 +2,11 @@
 
 import ast
 import importlib
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,8 +42,13 @@ def modules(folder: str) -> list[Path]:
     return sorted((PACKAGE / folder).rglob("*.py") if folder else set(PACKAGE.glob("*.py")) - {FACE})
 
 
-def imports(source: str) -> Iterator[str]:
+@cache
+def imports(source: str) -> tuple[str, ...]:
     """Dotted names of all that `source` imports, at any level, by statement or by literal name."""
+    return tuple(_imports(source))
+
+
+def _imports(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=names):
@@ -201,7 +208,6 @@ def test_a_class_name_stands_once() -> None:
     owners: dict[str, set[str]] = {}
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ClassDef):
-                    owners.setdefault(node.name, set()).add(f"{path.relative_to(ROOT)}:{node.lineno}")
+            for found in re.finditer(r"^ *class (\w+)[:(\[]", path.read_text(), re.MULTILINE):
+                owners.setdefault(found[1], set()).add(f"{path.relative_to(ROOT)}:{found.start()}")
     assert {name: places for name, places in owners.items() if len(places) > 1} == {}

@@ -50,13 +50,21 @@ def _imported(path: Path, found: Modules) -> Iterator[str]:
 def _statements(path: Path) -> list[list[tuple[str, str]]]:
     """The modules of every import in a file, each with the name that is taken from it, "" if it is taken whole."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _within(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Import(names=names):
                 found.append([(alias.name, "") for alias in names])
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 found.append([(module, alias.name) for alias in names])
     return found
+
+
+def _within(block: ast.AST) -> Iterator[ast.AST]:
+    """All statements of a block, at any level; their expressions, which are most of a file, are not looked at."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for statement in getattr(block, name, ()):
+            yield statement
+            yield from _within(statement)
 
 
 def _own(target: str) -> str | None:
