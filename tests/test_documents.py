@@ -45,6 +45,7 @@ SHORTER = {
     "bench": "--prompts few.jsonl --max-new-tokens 8",
     "build": "--kv 128",
     "calibrate": "--prompts few.jsonl --max-new-tokens 16 --workers 1",
+    "check": "--engine cpu",
     "make": "--prompts few.jsonl --kv 512 --precision exact --batch-size 1",
     "run": "--max-new-tokens 8",
     "train": "--steps 2 --batch-size 2",
@@ -253,6 +254,8 @@ def small(words: list[str]) -> list[str]:
     name = words[1] if words[0] == "draftwood" else words[0]
     shorter = shlex.split("" if "--device" in words else SHORTER.get(name, ""))
     for flag, value in zip(shorter[::2], shorter[1::2], strict=True):
+        if flag == "--engine" and flag in words:
+            continue  # a document that names an engine means it
         words = [word for at, word in enumerate(words) if flag not in (word, words[at - 1])] + [flag, value]
     return words
 
