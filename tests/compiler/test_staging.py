@@ -19,8 +19,6 @@ from draftwood.trees import Topology
 HOLD = """
 import sys, time
 from pathlib import Path
-from draftwood.compiler.bundle.build import build
-from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.bundle.staging import staged
 with staged(Path(sys.argv[1])) as folder:
     (folder / "half").write_text("x" * 100)
