@@ -1,7 +1,6 @@
 """A weight that is not a number is refused by its name, and a build that cannot be written leaves nothing."""
 
-import subprocess
-import sys
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.safetensors_file import is_finite
 from draftwood.compiler.checkpoints.tensors import open_tensors
 from draftwood.errors import CheckpointError
+from draftwood.tools.cli import main
 from draftwood.trees import Topology
 
 TREES = (("plain", Topology.plain()), ("chain", Topology.chain(2)))
@@ -59,7 +59,7 @@ def test_weights_that_stay_where_they_lie_are_read_too(request_: BuildRequest, t
     file = request_.model / "model.safetensors"
     save_file({n: t.bfloat16() for n, t in load_file(file).items()}, file, metadata={"format": "pt"})
     spoil(file, "model.layers.0.mlp.down_proj.weight", float("nan"))
-    linked = replace(request_, drafter=None, trees=TREES[:1], targets=("ge",), weights="link")
+    linked = replace(request_, drafter=None, trees=TREES[:1], prefill_rows=(), targets=("ge",), weights="link")
     with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.down_proj\.weight holds nan"):
         build(linked, tmp_path / "out" / "bundle")
     assert list((tmp_path / "out").iterdir()) == []
@@ -81,19 +81,17 @@ def test_finite(dtype: torch.dtype) -> None:
     assert is_finite(torch.tensor([1, 2])) and is_finite(torch.tensor([True]))
 
 
-# Files may not grow past this many bytes, as on a disk that is full.
-FULL = """
-import resource, sys
-from draftwood.tools.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-sys.exit(main(sys.argv[2:]))
-"""
-
-
-def test_a_full_disk_is_one_line_and_leaves_nothing(tiny_teacher: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files may not grow past this many bytes, as on a disk that is full."""
     (tmp_path / "at").mkdir()
-    options = ["build", str(tiny_teacher), "--kv", "128", "--out", str(tmp_path / "at" / "bundle")]
-    done = subprocess.run([sys.executable, "-c", FULL, "100000", *options], capture_output=True, text=True, timeout=300)
-    errors = [line for line in done.stderr.splitlines() if not line.startswith("building ")]
-    assert done.returncode == 2 and len(errors) == 1 and "cannot be written ([Errno 27]" in errors[0]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        code = main(["build", str(tiny_teacher), "--kv", "128", "--out", str(tmp_path / "at" / "bundle")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    errors = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("building ")]
+    assert code == 2 and len(errors) == 1 and "cannot be written ([Errno 27]" in errors[0]
     assert list((tmp_path / "at").iterdir()) == []
