@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -251,7 +251,7 @@ def make() -> object:
 
 @dataclass
 class Oracle:
-    """EAGLE-3 in float64, one row at a time, everything computed again at every call.
+    """EAGLE-3 in float64, one row at a time, all rows computed again at every call.
 
     ``tensors`` are the published ones; ``at`` is where the block's keys begin.
     """
@@ -268,9 +268,12 @@ class Oracle:
     # The teacher's matrices, for drafters without their own.
     embed: np.ndarray | None = None
     head: np.ndarray | None = None
+    wide: dict[str, np.ndarray] = field(default_factory=dict)
 
     def get(self, name: str) -> np.ndarray:
-        return self.tensors[name].double().numpy()
+        if name not in self.wide:
+            self.wide[name] = self.tensors[name].double().numpy()
+        return self.wide[name]
 
     def norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         return weight * x / np.sqrt((x * x).mean() + EPSILON)
@@ -290,11 +293,15 @@ class Oracle:
         bias = f"{at}.self_attn.{side}_proj.bias"
         return y + self.get(bias) if bias in self.tensors else y
 
-    def one_head(self, side: str, x: np.ndarray, at: str, index: int) -> np.ndarray:
-        """One head of a projection, after its norm if there is one."""
-        y = self.project(side, x, at)[index * HEAD_DIM : (index + 1) * HEAD_DIM]
+    def heads(self, side: str, x: np.ndarray, at: str) -> list[np.ndarray]:
+        """The heads of a projection, after their norm if there is one."""
+        y = self.project(side, x, at).reshape(-1, HEAD_DIM)
         norm = f"{at}.self_attn.{side}_norm.weight"
-        return self.norm(y, self.get(norm)) if norm in self.tensors else y
+        return [self.norm(head, self.get(norm)) for head in y] if norm in self.tensors else [*y]
+
+    def placed(self, side: str, x: np.ndarray, at: str, position: int) -> list[np.ndarray]:
+        """Heads turned to a position."""
+        return [self.turned(head, position) for head in self.heads(side, x, at)]
 
     def turned(self, x: np.ndarray, position: int) -> np.ndarray:
         """Rotary embedding of one head, rotate-half."""
@@ -309,14 +316,13 @@ class Oracle:
         """The last row's attention over all rows before and itself, row i at position i."""
         row, out = len(inputs) - 1, []
         first = 0 if self.window is None else max(0, row - self.window + 1)
-        for head in range(HEADS):
+        keys = [self.placed("k", inputs[i], at, i) for i in range(first, row + 1)]
+        values = [self.heads("v", x, at) for x in inputs[first:]]
+        for head, query in enumerate(self.placed("q", inputs[row], at, row)):
             kv = head // (HEADS // KV_HEADS)
-            query = self.turned(self.one_head("q", inputs[row], at, head), row)
-            keys = [self.turned(self.one_head("k", inputs[i], at, kv), i) for i in range(first, row + 1)]
-            values = [self.one_head("v", x, at, kv) for x in inputs[first:]]
-            scores = np.array([query @ key for key in keys]) / np.sqrt(HEAD_DIM)
+            scores = np.array([query @ key[kv] for key in keys]) / np.sqrt(HEAD_DIM)
             weights = np.exp(scores - scores.max())
-            out.append(sum(w * v for w, v in zip(weights / weights.sum(), values, strict=True)))
+            out.append(sum(w * v[kv] for w, v in zip(weights / weights.sum(), values, strict=True)))
         return self.project("o", np.concatenate(out), at)
 
     def feed_forward(self, x: np.ndarray, at: str) -> np.ndarray:
@@ -336,17 +342,16 @@ class Oracle:
 
     def over_block(self, rows: list, known: list, at: str) -> list[np.ndarray]:
         """Row b of the block stands at position len(known) + b; it sees all that is known and the whole block."""
-        found = []
+        found, seen = [], [*known, *rows]
+        keys = [self.placed("k", x, at, i) for i, x in enumerate(seen)]
+        values = [self.heads("v", x, at) for x in seen]
         for b, row in enumerate(rows):
             heads = []
-            for head in range(HEADS):
-                kv, seen = head // (HEADS // KV_HEADS), [*known, *rows]
-                query = self.turned(self.one_head("q", row, at, head), len(known) + b)
-                keys = [self.turned(self.one_head("k", x, at, kv), i) for i, x in enumerate(seen)]
-                scores = np.array([query @ key for key in keys]) / np.sqrt(HEAD_DIM)
+            for head, query in enumerate(self.placed("q", row, at, len(known) + b)):
+                kv = head // (HEADS // KV_HEADS)
+                scores = np.array([query @ key[kv] for key in keys]) / np.sqrt(HEAD_DIM)
                 shares = np.exp(scores - scores.max())
-                values = [self.one_head("v", x, at, kv) for x in seen]
-                heads.append(sum(s * v for s, v in zip(shares / shares.sum(), values, strict=True)))
+                heads.append(sum(s * v[kv] for s, v in zip(shares / shares.sum(), values, strict=True)))
             found.append(self.project("o", np.concatenate(heads), at))
         return found
 

@@ -284,7 +284,7 @@ def test_harm_shows(
 
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_and_one_write_a_cache(plain: Variant, make: Any, decoder: Decoder, warm: Callable) -> None:
-    step = tree_step(plain, decoder, RAGGED)
+    step = tree_step(plain, decoder, TREES["backbone"])
     inputs = given(step, inputs_of(plain, decoder, warm), 1.0)
     program, outputs = make.run_onnx(step, inputs)
     for ours, theirs in zip(outputs, step(*inputs), strict=True):
@@ -296,7 +296,7 @@ def test_onnx_and_one_write_a_cache(plain: Variant, make: Any, decoder: Decoder,
 def test_a_window_ties_the_graph_of_a_cpu_to_no_length(
     tmp_path: Path, make: Any, teacher: Checkpoint, load: Callable, decoder: Decoder
 ) -> None:
-    windowed = Variant(tmp_path, make, teacher, load, "speculators", **VARIANTS["window"][1])
+    windowed = Variant(tmp_path, make, teacher, load, "speculators", window=4)
     step = any_length_step(windowed.drafter, decoder, "draft", RankTree(Topology.chain(2)), NewRows(0, 0))
     program = trace(step).module()
     tokens, text, block = torch.tensor([5, 6, 7]), torch.tensor([3]), windowed.checkpoint.config.block
