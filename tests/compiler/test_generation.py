@@ -16,6 +16,8 @@ from draftwood.manifest import UsualSampling, read_manifest
 from draftwood.tests.gguf_files import save_gguf
 from draftwood.trees import Topology
 
+from .test_bundle import nothing_is_lowered
+
 # As Qwen2.5-Instruct has it.
 QWEN = {
     "bos_token_id": 151643, "pad_token_id": 151643, "do_sample": True, "eos_token_id": [151645, 151643],
@@ -23,7 +25,8 @@ QWEN = {
 }  # fmt: skip
 
 
-def test_the_manifest_has_it(tiny_teacher: Path, tmp_path: Path) -> None:
+def test_the_manifest_has_it(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing_is_lowered(monkeypatch)
     model = shutil.copytree(tiny_teacher, tmp_path / "model")
     (model / FILE).write_text(json.dumps(QWEN | {"eos_token_id": 1}))
     trees = (("plain", Topology.plain()),)
