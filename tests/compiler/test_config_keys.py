@@ -74,7 +74,13 @@ def others(value: Any) -> list[Any]:
     return [True, 2, None]
 
 
-@pytest.fixture(params=FAMILIES, scope="module")
+# A class of transformers for each; the others have the keys of these in two or three other places.
+SLOW = ("Qwen2", "Qwen3", "Mixtral")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FAMILIES], scope="module"
+)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, save_llama: Callable) -> Any:
     folder = tmp_path_factory.mktemp(request.param)
     save_llama(folder, family=request.param, **FAMILIES[request.param])
