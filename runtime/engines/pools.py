@@ -89,10 +89,12 @@ class PooledKv(DeferredKvCache):
 
     def __init__(self, rows: Sequence[TokenRows], slots: int, form: Branch, zeros: Zeros, pools: Pools) -> None:
         self._pools, self.place = pools, pools.take(slots)
-        super().__init__(rows, slots, form, zeros, self._next)
+        super().__init__(rows, slots, form, zeros)
 
-    def _next(self, shape: tuple[int, ...]) -> Buffer:
-        return self.place.zeros(shape)
+    def _zeroed(self, slots: int) -> list[Buffer]:
+        # A bound method as the base's allocator would be a reference to itself, and a place stay taken until a
+        # collection of garbage.
+        return [self.place.zeros(self._shape(rows, slots)) for rows in self.rows]
 
     def grow(self, slots: int) -> None:
         before, self.place = self.place, self._pools.take(slots)  # held until the text is copied

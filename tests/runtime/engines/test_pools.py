@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import numpy as np
 
 from draftwood.manifest import TokenRows
@@ -46,7 +44,6 @@ def test_the_lowest_place_is_taken_again_and_is_clean() -> None:
         buffer[:] = np.nan
     texts[1].place.drafts[0][:] = np.nan
     del texts[1], buffer
-    gc.collect()
     again = kv(pools)
     assert (again.place.number, again.place.pool) == (1, texts[0].place.pool)
     assert all(not buffer.any() for buffer in (*again.buffers, *again.place.drafts))
@@ -66,7 +63,6 @@ def test_a_text_that_grows_leaves_its_place() -> None:
         buffer[:, :4] = 7
     text.length, before = 4, text.place.pool
     text.grow(16)
-    gc.collect()
     assert before.free == set(range(PLACES)) and text.place.pool.slots == 16
     assert all((buffer[:, :4] == 7).all() and not buffer[:, 4:].any() for buffer in text.buffers)
 
@@ -79,10 +75,8 @@ def test_a_drafters_cache_follows_the_teachers() -> None:
     np.testing.assert_array_equal(before.draft_window(0, 2)[0][:2], draft.buffers[0])
     np.testing.assert_array_equal(before.draft_window(0, 2)[0][2:], neighbour.place.drafts[0])
     text.grow(16)
-    gc.collect()
     assert before.free == {2}  # its rows are not copied yet
     draft.reserve(16)
-    gc.collect()
     assert before.free == {0, 2}
     assert draft.buffers[0].shape == (2, 16, 5) and draft.buffers[0] is text.place.drafts[0]
     assert (draft.buffers[0][:, :3] == 7).all() and not draft.buffers[0][:, 3:].any()
