@@ -7,6 +7,7 @@ each other, and in their course. All policies see the same texts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import product
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from .samples import PLAIN_TREE, accepted, drafted, gear
 NEURAL = {"chain-1": Topology.chain(1), "chain-3": Topology.chain(3), "tree-8": Topology.backbone(4, 2)}
 LOOKED_UP = {"lookup-chain-3": Topology.chain(3), "lookup-chain-7": Topology.chain(7)}
 EVERY = {**NEURAL, **LOOKED_UP}
+NODES = {name: frozenset(tree.paths) for name, tree in EVERY.items()}
 # Milliseconds of a launch: of its first row, of each further one, of a drafter's level a text, and of a token that the
 # drafter's caches lack.
 FIRST, ROW, LEVEL, LATE = 12.5, 1.6, 0.9, 0.12
@@ -78,7 +80,7 @@ class Truth(NamedTuple):
     def taken(self, tree: str, at: int) -> tuple[int, ...]:
         """The path that the teacher accepts of a tree after ``at`` tokens."""
         path = (0,) * self.held[at] if tree in LOOKED_UP else self.neural[at]
-        return accepted(frozenset(EVERY[tree].paths), path)
+        return accepted(NODES[tree], path)
 
 
 def launch_ms(names: Sequence[str], late: int = 0, row: float = ROW) -> float:
@@ -100,22 +102,20 @@ def gears_of(cell: Cell) -> Gears:
         for texts in (1, 2, 4, 8)
         if row
     ]
-    return Gears(every, trees, planning(cell) if cell.planned else None, times)
+    return Gears(every, trees, planning() if cell.planned else None, times)
 
 
-def planning(cell: Cell) -> Planning:
+@cache
+def planning() -> Planning:
     """What a plan counted on texts of this kind."""
 
     def prior(greedy: bool) -> Prior:
         random = np.random.default_rng(99)
         texts = [Truth.drawn(random, greedy, 100) for _ in range(30)]
-        reached = {
-            name: tuple(
-                float(np.mean([len(truth.taken(name, at)) > level for truth in texts for at in range(100)]))
-                for level in range(tree.depth)
-            )
-            for name, tree in NEURAL.items()
-        }
+        reached = {}
+        for name, tree in NEURAL.items():
+            depths = np.array([len(truth.taken(name, at)) for truth in texts for at in range(100)])
+            reached[name] = tuple(float((depths > level).mean()) for level in range(tree.depth))
         return Prior(reached=reached, first=reached["chain-1"][0])
 
     return Planning(greedy=prior(True), sampled=prior(False), times=())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -43,7 +46,7 @@ def draw(random: np.random.Generator, levels: Levels) -> tuple[int, ...]:
     """A rank path; it ends if the truth is none of the ranks."""
     path: list[int] = []
     for shares in levels:
-        rank = int(np.searchsorted(np.cumsum(shares), random.random()))
+        rank = bisect_left([*accumulate(shares)], random.random())
         if rank == len(shares):
             break
         path.append(rank)
@@ -52,7 +55,12 @@ def draw(random: np.random.Generator, levels: Levels) -> tuple[int, ...]:
 
 def inside(tree: Topology, path: tuple[int, ...]) -> tuple[int, ...]:
     """The part of a path that a tree accepts."""
-    return accepted(frozenset(tree.paths), path)
+    return accepted(_nodes(tree), path)
+
+
+@cache
+def _nodes(tree: Topology) -> frozenset[tuple[int, ...]]:
+    return frozenset(tree.paths)
 
 
 def accepted(nodes: frozenset[tuple[int, ...]], path: tuple[int, ...]) -> tuple[int, ...]:

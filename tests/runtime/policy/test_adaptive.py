@@ -5,7 +5,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.planned import LOOKUP, Gear, LengthEase, Planning, Prior, StepTime
@@ -58,6 +58,7 @@ def test_the_promise_holds_though_no_draft_is_ever_accepted() -> None:
     assert broken(outcomes, US) <= 0
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(-1, 6), min_size=1, max_size=150), st.booleans(), st.booleans())
 def test_the_promise_holds_against_whoever_sees_the_choice(bait: list[int], tuned: bool, greedy: bool) -> None:
     """Accepts what makes the policy bold, then nothing; -1 begins another text."""
