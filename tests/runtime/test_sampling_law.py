@@ -1,6 +1,7 @@
 """The ground of equal texts: the sampler's law with every small tree, and the freedom of a larger tree."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
@@ -33,11 +34,16 @@ def failures(drawn: Callable[..., int]) -> int:
     expected = TEXTS * law_VV[0][:, None] * law_VV
     trees = list(small_trees(3))
     failed = 0
+
+    @cache  # the same for every tree
+    def next_token(token: int, seed: int, position: int) -> int:
+        return drawn(logits_VV[token], Sampling(temperature=1.0, seed=seed), position)
+
     for tree in trees:
         counts_VV = np.zeros((VOCABULARY, VOCABULARY))
         buffers = tensorize(tree)
         for seed in range(TEXTS):
-            first, second = _pair(buffers, logits_VV, Sampling(temperature=1.0, seed=seed), drawn)
+            first, second = _pair(buffers, partial(next_token, seed=seed))
             counts_VV[first, second] += 1
         chance = chi_square_chance(float(((counts_VV - expected) ** 2 / expected).sum()), VOCABULARY**2 - 1)
         failed += chance < CHANCE / len(trees)
@@ -97,14 +103,14 @@ def _walked(tree: Topology, drafted_IK: NDArray[np.int64], drawn: Sequence[int])
     return walk(buffers, tokens_T, lambda row, depth: drawn[depth]).rows
 
 
-def _pair(
-    tree: TreeBuffers, logits_VV: NDArray[np.float32], sampling: Sampling, drawn: Callable[..., int]
-) -> tuple[int, int]:
+def _pair(tree: TreeBuffers, next_token: Callable[..., int]) -> tuple[int, int]:
     """The two tokens after token 0, decoded with the tree; candidates of a level are the tokens by number."""
 
     def step(root: int, position: int) -> list[int]:
         tokens_T = np.where(tree.depths > 0, (tree.ranks + tree.depths) % VOCABULARY, root)
-        accepted = walk(tree, tokens_T, lambda row, depth: drawn(logits_VV[tokens_T[row]], sampling, position + depth))
+        accepted = walk(
+            tree, tokens_T, lambda row, depth: next_token(token=int(tokens_T[row]), position=position + depth)
+        )
         return [*tokens_T[list(accepted.rows[1:])].tolist(), accepted.bonus]
 
     emitted = [0]

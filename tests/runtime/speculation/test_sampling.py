@@ -100,21 +100,21 @@ def chi_square(counts, expected):
 
 @pytest.mark.parametrize("sampling", SETTINGS)
 def test_draws_over_positions_follow_the_distribution(sampling):
-    logits, count = random_logits(40, scale=1.5), 5000
+    logits, count = random_logits(40, scale=1.5), 3000  # a temperature 15 % off is beyond
     drawn = np.bincount([draw(logits, sampling, position) for position in range(count)], minlength=40)
     assert chi_square(drawn, distribution(logits, sampling) * count) < 6
 
 
 @pytest.mark.parametrize("sampling", [SETTINGS[0], SETTINGS[-1]])
 def test_draws_over_seeds_follow_the_distribution(sampling):
-    logits, count = random_logits(40, scale=1.5), 6000
+    logits, count = random_logits(40, scale=1.5), 3000
     drawn = np.bincount([draw(logits, replace(sampling, seed=seed), 7) for seed in range(count)], minlength=40)
     assert chi_square(drawn, distribution(logits, sampling) * count) < 6
 
 
 def test_neighbouring_positions_are_drawn_independently():
-    """The joint law of two draws, and of one position under neighbouring seeds, over 6000 seeds."""
-    logits, count = random_logits(8, scale=1.0), 6000
+    """The joint law of two draws, and of one position under neighbouring seeds, over 3000 seeds."""
+    logits, count = random_logits(8, scale=1.0), 3000
     probs = distribution(logits, Sampling(temperature=1.0))
     drawn = np.array([[draw(logits, Sampling(temperature=1.0, seed=s), p) for p in (5, 6)] for s in range(count)])
     for first, second in ((drawn[:, 0], drawn[:, 1]), (drawn[1:, 0], drawn[:-1, 0]), (drawn[1:, 0], drawn[:-1, 1])):
@@ -142,15 +142,16 @@ def test_draw_is_the_greatest_of_logit_and_noise_among_the_kept(sampling):
 
 
 def test_rounding_of_the_logits_hardly_changes_draws_from_a_long_tail():
-    """8000 rare tokens between 50 likely ones, logits off by rounding."""
+    """8000 rare tokens between 50 likely ones, logits off by rounding; each row of logits is drawn from 20 times."""
     sampling, random = Sampling(temperature=1.0), np.random.default_rng(0)
     changed = 0
-    for position in range(3000):
-        parts = [random.normal(mean, 1, count) for mean, count in ((0, 25), (-9, 8000), (0, 25))]
-        logits = np.concatenate(parts).astype(np.float32)
-        noisy = logits + random.normal(0, 2e-5, logits.size).astype(np.float32)
+    for position in range(1500):
+        if position % 20 == 0:
+            parts = [random.normal(mean, 1, count) for mean, count in ((0, 25), (-9, 8000), (0, 25))]
+            logits = np.concatenate(parts).astype(np.float32)
+            noisy = logits + random.normal(0, 2e-5, logits.size).astype(np.float32)
         changed += draw(logits, sampling, position) != draw(noisy, sampling, position)
-    assert changed <= 2
+    assert changed <= 1
 
 
 def test_a_draw_depends_on_seed_and_position_alone():
