@@ -1,5 +1,5 @@
-"""A text is a function of its request in a model as deep as real ones: SmolLM2's thirty layers and its own blocks. If
-DRAFTWOOD_GGUF names its file, it also has its own numbers."""
+"""A text is a function of its request in a model of SmolLM2's own blocks: of eight layers, and in slow tests as deep as
+real ones. If DRAFTWOOD_GGUF names its file, it also has its own numbers and thirty layers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,30 +16,34 @@ from draftwood.tests.same_texts import differences
 from draftwood.trees.spec import read_specs
 
 TEXTS, NEW = 12, 12
-LAYERS = 30
-SLOW = pytest.mark.slow
+# Depth lets a difference grow until a token shows it; engines/test_companions.py holds two layers to equal bits.
+MODELS = [
+    pytest.param((precision, layers), id=f"{precision}-{layers}", marks=pytest.mark.slow if layers == 30 else [])
+    for precision, layers in (("nbits", 8), ("nbits", 30), ("exact", 30), ("w8a8", 30))
+]
 # Words that answers repeat, so that trees are looked up, and numbers of tokens that leave a row for a last block.
 ASKED = "the cat sat on the mat and the hat; the cat saw the hat, and number {} is on the mat with the cat. " * 4
 
 
-@pytest.fixture(scope="module", params=["nbits", pytest.param("exact", marks=SLOW), pytest.param("w8a8", marks=SLOW)])
+@pytest.fixture(scope="module", params=MODELS)
 def bundle(
     request: pytest.FixtureRequest,
     save_tiny: Callable[..., Path],
     kept: Callable[..., Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
+    precision, layers = request.param
     folder = tmp_path_factory.mktemp("texts")
     model = next((file for file in real_files() if "SmolLM2" in file.name), None)
     if model is None:
         (folder / "teacher").mkdir()
         model = folder / "model.gguf"
-        save_gguf(save_tiny(folder / "teacher", num_hidden_layers=LAYERS), model, "Q4_1")
+        save_gguf(save_tiny(folder / "teacher", num_hidden_layers=layers), model, "Q4_1")
     trees = read_specs("lookup:chain:3").trees
     asked = BuildRequest(
-        model=model, drafter=None, trees=trees, slots=(256,), prefill_rows=(8,), precision=request.param, texts=8
+        model=model, drafter=None, trees=trees, slots=(256,), prefill_rows=(), precision=precision, texts=8
     )
-    return kept(f"deep-{request.param}-{model.stem}", lambda made: build(asked, made))
+    return kept(f"texts-{precision}-{layers}-{model.stem}", lambda made: build(asked, made))
 
 
 def prompts(bundle: Path) -> list[list[int]]:

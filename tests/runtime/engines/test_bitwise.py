@@ -28,6 +28,7 @@ from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.tests.packed_checkpoints import save_packed
 from draftwood.tools.comparison import single
 from draftwood.trees import Topology, TreeBuffers, tensorize
+from draftwood.trees.spec import read_specs
 
 KINDS = ("medusa", "eagle3", "fasteagle")
 # Lengths around the border of a block, and of nothing that is settled yet.
@@ -93,15 +94,13 @@ def test_place_with_several_threads(engine: BitwiseEngine, bundles: dict[str, Bu
 
 
 @pytest.fixture(scope="module")
-def in_four_bits(
-    save_tiny: Callable[..., Path], tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory
-) -> BitwiseEngine:
+def in_four_bits(save_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> BitwiseEngine:
     folder = tmp_path_factory.mktemp("four")
     (folder / "teacher").mkdir()
     save_packed(save_tiny(folder / "teacher"), folder / "packed", "awq")
+    trees = read_specs("lookup:full:2x2").trees
     asked = BuildRequest(
-        model=folder / "packed", drafter=tiny_heads,
-        trees=(("plain", Topology.plain()), ("full", TREES["full"])), slots=(256,), prefill_rows=(), precision="nbits",
+        model=folder / "packed", drafter=None, trees=trees, slots=(256,), prefill_rows=(), precision="nbits",
         bitwise=True,
     )  # fmt: skip
     build(asked, folder / "bundle")

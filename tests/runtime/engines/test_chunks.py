@@ -1,5 +1,6 @@
 """A prompt takes the cheapest launches there are for its length."""
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -74,12 +75,13 @@ def test_it_is_near_what_the_model_of_a_device_finds_cheapest(name: str, prefill
     assert sum(mine) / sum(best) < 1.03
 
 
-def test_a_static_bundle_takes_them(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_static_bundle_takes_them(
+    save_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The graphs that run are those, and they leave the same as one launch of the CPU's graph."""
-    trees = (("plain", Topology.plain()),)
-    build(
-        BuildRequest(model=tiny_teacher, drafter=None, trees=trees, slots=(128,), prefill_rows=(8, 32)), tmp_path / "b"
-    )
+    (tmp_path / "teacher").mkdir()
+    teacher, trees = save_tiny(tmp_path / "teacher", num_hidden_layers=1), (("plain", Topology.plain()),)
+    build(BuildRequest(model=teacher, drafter=None, trees=trees, slots=(128,), prefill_rows=(8, 32)), tmp_path / "b")
     bundle = Bundle.open(tmp_path / "b")
     static, cpu = OnnxStaticEngine(bundle, Opening(threads=1)), CpuEngine(bundle, Opening(threads=1))
     ran, run = [], static.executor.run

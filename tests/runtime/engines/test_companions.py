@@ -36,7 +36,7 @@ def bundle(
 ) -> Bundle:
     folder: Path = tmp_path_factory.mktemp("companions")  # type: ignore[attr-defined]
     (folder / "teacher").mkdir()
-    save_packed(save_tiny(folder / "teacher", num_hidden_layers=4), folder / "packed", "gptq")
+    save_packed(save_tiny(folder / "teacher", num_hidden_layers=2), folder / "packed", "gptq")
     trees = (("plain", Topology.plain()), ("chain-2", Topology.chain(2)))
     asked = BuildRequest(
         model=folder / "packed", drafter=tiny_heads, trees=trees, slots=(256,), prefill_rows=(), texts=4,
@@ -129,7 +129,7 @@ def test_a_text_is_a_function_of_its_request(bundle: Bundle, temperature: float)
     prompts = [np.random.default_rng(seed).integers(3, 200, 20 + 3 * seed).tolist() for seed in range(8)]
 
     def text(model: OpenedBundle, number: int, policy: str = "plain") -> tuple[int, ...]:
-        asked = {"max_new_tokens": 24, "temperature": temperature, "seed": number, "ignore_eos": True}
+        asked = {"max_new_tokens": 12, "temperature": temperature, "seed": number, "ignore_eos": True}
         return tuple(model.generate(prompts[number], policy=policy, **asked).token_ids)  # type: ignore[arg-type]
 
     fresh = OpenedBundle(bundle, CpuEngine(bundle, Opening(threads=1)), Opening(prefixes=False))

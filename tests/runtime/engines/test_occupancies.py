@@ -56,7 +56,7 @@ def crowded(
             trees = read_specs("lookup:chain:3").trees if kind == "lookup" else TREES
             gears = tuple(replace(gear, texts=(1, 4, 8)) for gear in named_gears((name, 128) for name, _ in trees))
             request = BuildRequest(
-                model=tiny_teacher, drafter=drafter, trees=trees, slots=(128,), prefill_rows=(8,), gears=gears
+                model=tiny_teacher, drafter=drafter, trees=trees, slots=(128,), prefill_rows=(), gears=gears
             )
             opened[kind] = CpuEngine(Bundle.open(kept(f"crowded-{kind}", partial(build, request))), Opening(threads=1))
         return opened[kind]
