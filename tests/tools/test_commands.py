@@ -317,7 +317,7 @@ def test_check_fails_where_a_graph_computes_something_else(tiny_bundle: Path, mo
 
     bundle_modules = eager_engine.bundle_modules
     monkeypatch.setattr(eager_engine, "bundle_modules", wrong)
-    report = check(bundle, list(sample_prompts(bundle, None, 1)))
+    report = check(bundle, list(sample_prompts(bundle, None, 1)), engine="cpu")
     assert not report["ok"] and any(not c["ok"] and c["quantity"] == "logits" for c in report["comparisons"])
 
 
@@ -325,7 +325,7 @@ def test_a_missed_fault_is_a_failure(tiny_bundle: Path, monkeypatch: pytest.Monk
     bundle = Bundle.open(tiny_bundle)
     lax = dict.fromkeys(QUANTITIES, Allowed(1e9, "so lax that nothing is told apart"))
     monkeypatch.setattr(check_command, "measured", lambda *_: (lax, lax))
-    report = check(bundle, list(sample_prompts(bundle, None, 1)))
+    report = check(bundle, list(sample_prompts(bundle, None, 1)), engine="cpu")
     assert all(c["ok"] for c in report["comparisons"]) and not report["ok"]
 
 

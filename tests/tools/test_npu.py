@@ -96,7 +96,7 @@ def test_check_finds_a_wrong_graph(npu_bundle: Path, tmp_path: Path) -> None:
     listed = m.list_file(path)
     fields["files"]["npu/verify-t7-kv128.air"] = {"bytes": listed.bytes, "sha256": listed.sha256}
     (folder / m.MANIFEST_FILE).write_text(json.dumps(fields))
-    report = checked(folder, code=1)
+    report = checked(folder, "ge", code=1)
     assert not report["graphs"]["verify-t7-kv128"]["ge"]["ok"] and report["graphs"]["decode-kv128"]["ge"]["ok"]
 
 

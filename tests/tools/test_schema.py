@@ -49,7 +49,7 @@ def test_what_the_schema_refuses_the_reader_refuses(tiny_bundle: Path, tmp_path:
     for mutated in read:
         assert by_schema(mutated), mutated[:2000]
     # Or the mutations show nothing.
-    assert len(read) < 100 and sum(map(by_schema, mutations[:100])) < 50
+    assert len(read) < 100 and sum(map(by_schema, mutations[:40])) < 20
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../b", "./a", "a//b", "a\\b", "a\nb", "", ".hidden", "a/"])
