@@ -1,7 +1,6 @@
 """Drafts looked up in the text itself: against counting by hand, and as drafts that change no token."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -140,7 +139,7 @@ def test_classes_of_matches() -> None:
 def looking(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle without a drafter whose trees are looked up."""
     out = tmp_path_factory.mktemp("lookup") / "bundle"
-    trees = read_specs("lookup:chain:3,lookup:full:2x1,chain:2".rpartition(",")[0]).trees
+    trees = read_specs("lookup:chain:4,lookup:full:2x1").trees  # of five rows both: one graph verifies them
     asked = draftwood.BuildRequest(model=tiny_teacher, drafter=None, trees=trees, slots=(256,), prefill_rows=())
     draftwood.build(asked, out)
     return out
@@ -150,15 +149,15 @@ def looking(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_texts_are_those_of_plain_decoding(looking: Path, temperature: float) -> None:
     prompt = [7, 8, 9, 10, 11, 7, 8, 9, 10, 11, 7, 8]
     with draftwood.open(looking) as model:
-        names = [gear.name for gear in model.manifest.gears]
+        _, *names = [gear.name for gear in model.manifest.gears]
         assert [gear.looks_up for gear in model.manifest.gears] == [False, True, True]
-        for seed in range(3):
+        for seed in range(3 if temperature else 1):
             told = {"temperature": temperature, "seed": seed, "max_new_tokens": 60, "ignore_eos": True}
             plain = model.generate(prompt, policy=PLAIN, **told)
             for policy in (*names, "adaptive"):
                 assert model.generate(prompt, policy=policy, **told).token_ids == plain.token_ids
             if temperature == 0:  # a greedy text of a tiny model runs in circles, which are looked up
-                assert model.generate(prompt, policy=names[1], **told).steps < plain.steps
+                assert model.generate(prompt, policy=names[0], **told).steps < plain.steps
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -167,14 +166,14 @@ def test_texts_of_a_grammar_are_those_of_plain_decoding(looking: Path, temperatu
     pytest.importorskip("llguidance")
     with draftwood.open(looking) as model:
         prompt, lark = "the cat sat on the mat and the hat and", 'start: (" the cat" | " sat" | " on the mat") ~ 8'
-        names = [gear.name for gear in model.manifest.gears]
-        for seed in range(3):
+        _, *names = [gear.name for gear in model.manifest.gears]
+        for seed in range(3 if temperature else 1):
             told = {"temperature": temperature, "seed": seed, "max_new_tokens": 120, "grammar": lark}
             plain = model.generate(prompt, policy=PLAIN, **told)
             assert plain.finish_reason == "stop"
             for policy in names:
                 assert model.generate(prompt, policy=policy, **told).token_ids == plain.token_ids
-            assert model.generate(prompt, policy=names[1], **told).steps < plain.steps
+            assert model.generate(prompt, policy=names[0], **told).steps < plain.steps
     index = indexed([5, 1, 5, 2, 5, 3, 5])
     first = levels(Topology.full((2,)))
     assert index.draft(first, Sampling(), 6).tolist() == [5, 3, 2]
@@ -182,20 +181,27 @@ def test_texts_of_a_grammar_are_those_of_plain_decoding(looking: Path, temperatu
 
 
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
-def test_a_corpus_of_the_bundle_changes_no_text(tiny_teacher: Path, tmp_path: Path, temperature: float) -> None:
+def test_a_corpus_of_the_bundle_changes_no_text(
+    looking: Path, tiny_teacher: Path, tmp_path: Path, temperature: float
+) -> None:
     prompt = "the cat sat on the mat"
     told = {"temperature": temperature, "max_new_tokens": 24, "ignore_eos": True}
-    trees = read_specs("lookup:chain:3").trees
-    asked = draftwood.BuildRequest(model=tiny_teacher, drafter=None, trees=trees, slots=(128,))
-    draftwood.build(asked, tmp_path / "without")
     steps = []
-    with draftwood.open(tmp_path / "without") as model:
+    with draftwood.open(looking) as model:
         answer = model.generate(prompt, policy=PLAIN, **told)
         gear = next(one.name for one in model.manifest.gears if one.looks_up)
         steps.append(model.generate(prompt, policy=gear, **told).steps)
         assert answer.text is not None
     (tmp_path / "corpus.txt").write_text(f"{prompt}{answer.text}")
-    draftwood.build(replace(asked, corpus=tmp_path / "corpus.txt"), tmp_path / "with")
+    asked = draftwood.BuildRequest(
+        model=tiny_teacher,
+        drafter=None,
+        trees=read_specs("lookup:chain:4").trees,
+        slots=(256,),
+        prefill_rows=(),
+        corpus=tmp_path / "corpus.txt",
+    )
+    draftwood.build(asked, tmp_path / "with")
     with draftwood.open(tmp_path / "with") as model:
         assert model.bundle.corpus
         found = model.generate(prompt, policy=gear, **told)
@@ -242,4 +248,4 @@ def test_check_holds_their_graphs_to_eager_pytorch(looking: Path) -> None:
     report = check(bundle, list(sample_prompts(bundle, None, 1)))
     assert report["ok"] and report["mutations_caught"] == report["mutations"] > 0
     assert not any(c["quantity"].startswith("draft") for c in report["comparisons"])
-    assert set(report["trees"]) == {"plain", "lookup-chain-3", "lookup-full-2x1"}
+    assert set(report["trees"]) == {"plain", "lookup-chain-4", "lookup-full-2x1"}
