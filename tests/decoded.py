@@ -1,5 +1,6 @@
 """Texts from an engine."""
 
+from draftwood.manifest import Manifest
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.policy import FixedTree
@@ -12,6 +13,15 @@ def decoded(
     """Of 60 tokens, always with one gear, or plainly without a name."""
     settings = Options(**{"max_new_tokens": 60, "ignore_eos": True, **options})
     return Decoding(engine, prompt, settings, FixedTree(engine.bundle, gear), trace).run()
+
+
+def drafting_gears(manifest: Manifest) -> list[str]:
+    """A gear of each tree that is drafted, at its smallest KV length, for what has nothing to do with lengths."""
+    smallest: dict[str, str] = {}
+    for gear in sorted(manifest.gears, key=lambda gear: gear.slots):
+        if gear.draft:
+            smallest.setdefault(gear.tree, gear.name)
+    return [*smallest.values()]
 
 
 def ended(text: Decoding) -> Result:

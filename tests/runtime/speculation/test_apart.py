@@ -16,6 +16,7 @@ from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.speculation.apart import ApartGrammar, ApartGrammars
+from draftwood.tests.decoded import drafting_gears
 
 pytest.importorskip("llguidance")
 
@@ -39,14 +40,21 @@ def model(request: pytest.FixtureRequest, tiny_bundles: dict[str, Path]) -> Iter
         yield opened
 
 
+@pytest.fixture(scope="module")
+def beside(model: OpenedBundle) -> ApartGrammars:
+    return apart(model.bundle)
+
+
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_p": 0.7}], ids=str)
 @pytest.mark.parametrize("grammar", [LIST, "start: /[xqw]{24}/", 'start: "and the hat and the cat"'], ids=str)
-def test_texts_and_steps_are_those_of_one_process(model: OpenedBundle, grammar: Any, sampling: dict) -> None:
-    grammars, prompt = apart(model.bundle), model.bundle.tokenizer.encode(PROMPT)  # type: ignore[union-attr]
-    for policy in ("plain", *(gear.name for gear in model.manifest.gears)):
+def test_texts_and_steps_are_those_of_one_process(
+    model: OpenedBundle, beside: ApartGrammars, grammar: Any, sampling: dict
+) -> None:
+    prompt = model.bundle.tokenizer.encode(PROMPT)  # type: ignore[union-attr]
+    for policy in ("plain", *drafting_gears(model.manifest)):
         asked: Any = {"policy": policy, "max_new_tokens": 40, "seed": 5} | sampling
         expected = model.generate(prompt, grammar=grammar, **asked)
-        held = grammars.begin()
+        held = beside.begin()
         held.compile(grammar, len(prompt))
         found = model.stream(prompt, held=held, **asked).run()
         assert (found.token_ids, found.steps) == (expected.token_ids, expected.steps)

@@ -17,6 +17,7 @@ from draftwood.runtime.speculation.adjustment import Adjustment
 from draftwood.runtime.speculation.restriction import Restriction, Wishes, words_of
 from draftwood.runtime.speculation.sampling import Sampling, draw
 from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.tests.decoded import drafting_gears
 
 PROMPT = "the cat sat on the mat"
 END = 1
@@ -29,11 +30,17 @@ def model(request: pytest.FixtureRequest, tiny_bundles: dict[str, Path]) -> Iter
         yield opened
 
 
+@pytest.fixture(scope="module")
+def medusa(tiny_bundle: Path) -> Iterator[OpenedBundle]:
+    with draftwood.open(tiny_bundle, threads=1) as opened:
+        yield opened
+
+
 def of_every_tree(model: OpenedBundle, **asked: Any) -> Any:
     """The result, which is that of every tree."""
     plain = model.generate(PROMPT, policy=PLAIN, **asked)
-    for gear in model.manifest.gears:
-        assert model.generate(PROMPT, policy=gear.name, **asked).token_ids == plain.token_ids, (gear.name, asked)
+    for gear in drafting_gears(model.manifest):
+        assert model.generate(PROMPT, policy=gear, **asked).token_ids == plain.token_ids, (gear, asked)
     return plain
 
 
@@ -186,9 +193,9 @@ def test_a_restriction_goes_back_with_the_text() -> None:
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(tiny_bundle: Path, asked: dict, said: str) -> None:
-    with draftwood.open(tiny_bundle, threads=1) as model, pytest.raises(RequestError) as found:
-        model.generate(PROMPT, **asked)
+def test_what_makes_no_sense_is_refused(medusa: OpenedBundle, asked: dict, said: str) -> None:
+    with pytest.raises(RequestError) as found:
+        medusa.generate(PROMPT, **asked)
     assert str(found.value).startswith(said)
 
 
@@ -205,8 +212,7 @@ def test_what_makes_no_sense_is_refused(tiny_bundle: Path, asked: dict, said: st
     ],
     ids=str,
 )
-def test_numbers_at_the_ends_of_their_ranges_are_computed_with(tiny_bundle: Path, asked: dict) -> None:
+def test_numbers_at_the_ends_of_their_ranges_are_computed_with(medusa: OpenedBundle, asked: dict) -> None:
     asked = {"max_new_tokens": 20, "seed": 1, "ignore_eos": True} | asked
-    with draftwood.open(tiny_bundle, threads=1) as model:
-        texts = [model.generate(PROMPT, policy=policy, **asked).token_ids for policy in ("adaptive", "plain")]
+    texts = [medusa.generate(PROMPT, policy=policy, **asked).token_ids for policy in ("adaptive", "plain")]
     assert texts[0] == texts[1] and len(texts[0]) == 20
