@@ -100,7 +100,7 @@ def chi_square(counts, expected):
 
 @pytest.mark.parametrize("sampling", SETTINGS)
 def test_draws_over_positions_follow_the_distribution(sampling):
-    logits, count = random_logits(40, scale=1.5), 3000  # a temperature 15 % off is beyond
+    logits, count = random_logits(40, scale=1.5), 3000  # a temperature 20 % off is found
     drawn = np.bincount([draw(logits, sampling, position) for position in range(count)], minlength=40)
     assert chi_square(drawn, distribution(logits, sampling) * count) < 6
 
