@@ -118,6 +118,7 @@ def check(
             assert one[part] == other[part], part
 
 
+# The usual run has a family with blocks of two kinds, and the Llama of all other tests.
 @pytest.mark.parametrize(
     ("family", "fields"),
     [
@@ -128,7 +129,7 @@ def check(
             {**MIXTURE, "norm_topk_prob": True, "mlp_only_layers": [0, 3], "head_dim": 16, "num_hidden_layers": 8},
         ),
         pytest.param("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}, marks=SLOW),
-        ("Glm4", {"head_dim": 24, "pad_token_id": 0}),
+        pytest.param("Glm4", {"head_dim": 24, "pad_token_id": 0}, marks=SLOW),
     ],
 )
 def test_families(tmp_path: Path, save_llama: Callable, load_decoder: Callable, family: str, fields: dict) -> None:
@@ -143,12 +144,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory, save_llama: Callable) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("name", STEPS)
+# A prefill's blocks are those of a verify step.
+@pytest.mark.parametrize("name", ["any size", "verify", pytest.param("prefill", marks=SLOW), "bitwise"])
 def test_steps(tmp_path: Path, llama: Path, load_decoder: Callable, name: str) -> None:
     check(load_decoder(llama, 128), STEPS[name], tmp_path)
 
 
-@pytest.mark.parametrize(("layers", "aux"), [(12, (1, 4, 6)), (8, (0, 3, 8)), (8, (5,))])
+@pytest.mark.parametrize(("layers", "aux"), [pytest.param(12, (1, 4, 6), marks=SLOW), (8, (0, 3, 8)), (8, (5,))])
 def test_states_that_a_drafter_reads(
     tmp_path: Path, save_llama: Callable, load_decoder: Callable, layers: int, aux: tuple[int, ...]
 ) -> None:
@@ -168,11 +170,14 @@ def test_few_blocks_are_traced_whole(llama: Path, load_decoder: Callable) -> Non
 @pytest.mark.parametrize("name", ["any size", pytest.param("bitwise", marks=SLOW)])
 def test_blocks_of_several_precisions(tmp_path: Path, save_llama: Callable, load_decoder: Callable, name: str) -> None:
     """As in a GGUF file's mixture: four bits with a minimum, and some matrices in eight."""
-    save_llama(tmp_path, num_hidden_layers=12)
+    save_llama(tmp_path, num_hidden_layers=8)
     decoder = load_decoder(tmp_path, 128)
     layers = [
         PackedLayer(
-            name=f"layers.{i}.{part}", bits=8 if part == "down" and i in (0, 5) else 4, zeros=False, minimum=i != 2
+            name=f"layers.{i}.{part}",
+            bits=8 if part == "down" and i in (0, 5, 6) else 4,
+            zeros=False,
+            minimum=i not in (5, 6),
         )
         for i in range(8)
         for part in SHARES
