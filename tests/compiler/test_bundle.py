@@ -35,9 +35,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory, save_llama: Callable) -> tuple[Path, BuildRequest, Manifest]:
-    """A tied Llama without drafter and without tokenizer, at two KV lengths."""
+    """A tied Llama of one layer without drafter and without tokenizer, at two KV lengths."""
     source = tmp_path_factory.mktemp("bare")
-    save_llama(source, tie_word_embeddings=True)
+    save_llama(source, tie_word_embeddings=True, num_hidden_layers=1)
     request = BuildRequest(model=source, drafter=None, trees=(PLAIN,), slots=(128, 256))
     folder = source.parent / "bare-bundle"
     return folder, request, build(request, folder)

@@ -106,7 +106,7 @@ def archive(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_an_archive_is_built_and_decodes_as_the_folder(archive: Path, tiny_bundle: Path, tmp_path: Path) -> None:
     folder, trees = tmp_path / "bundle", (("plain", Topology.plain()),)
-    build(BuildRequest(model=archive, drafter=None, trees=trees, slots=(128,), prefill_rows=(8,)), folder)
+    build(BuildRequest(model=archive, drafter=None, trees=trees, slots=(128,), prefill_rows=()), folder)
     assert (folder / "tokenizer" / "tokenizer.json").is_file()
     texts = []
     for bundle, temperature in ((Bundle.open(folder), 0.5), (Bundle.open(tiny_bundle), None)):

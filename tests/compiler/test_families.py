@@ -162,7 +162,7 @@ def test_a_toy_family_is_described_in_full_and_decodes_like_its_reference(
     registered: None, tensors: dict, tmp_path: Path
 ) -> None:
     trees, folder = (("plain", Topology.plain()),), tmp_path / "bundle"
-    build(BuildRequest(model=tmp_path, drafter=None, trees=trees, slots=(128,), prefill_rows=(8,)), folder)
+    build(BuildRequest(model=tmp_path, drafter=None, trees=trees, slots=(128,), prefill_rows=()), folder)
     described = read_manifest(folder).teacher.config
     assert described_config(described) == read_config(tmp_path) and described["embedding_scale"] == SCALE
     bundle, ids = Bundle.open(folder), [5, 17, 3]

@@ -59,7 +59,7 @@ def family(
         model.save_pretrained(source)
     (source / "heads").mkdir()
     save_medusa(source / "heads", heads=2, tied=True)
-    asked = BuildRequest(model=source, drafter=source / "heads", trees=TREES, slots=(128,), prefill_rows=(8,), texts=2)
+    asked = BuildRequest(model=source, drafter=source / "heads", trees=TREES, slots=(128,), prefill_rows=(), texts=2)
     build(asked, source / "bundle")
     return Bundle.open(source / "bundle"), model
 

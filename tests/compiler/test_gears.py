@@ -66,9 +66,8 @@ def planned_bundle(
 ) -> Bundle:
     folder = tmp_path_factory.mktemp("planned") / "bundle"
     slots = tuple(sorted({gear.slots for gear in specs.gears}))
-    request = BuildRequest(
-        model=tiny_teacher, drafter=tiny_heads, trees=specs.trees, slots=slots, gears=specs.gears, plan=specs.plan
-    )
+    planned = {"trees": specs.trees, "gears": specs.gears, "plan": specs.plan}
+    request = BuildRequest(model=tiny_teacher, drafter=tiny_heads, slots=slots, prefill_rows=(), **planned)
     build(request, folder)
     return Bundle.open(folder)
 

@@ -38,7 +38,7 @@ TOY = Rounded(m.Precision(name="toy", weights="float32", activations="float32", 
 def toy(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("toy") / "bundle"
     request = BuildRequest(
-        model=tiny_teacher, drafter=None, trees=(PLAIN,), slots=(128,), prefill_rows=(8,), precisions={"onnx": TOY}
+        model=tiny_teacher, drafter=None, trees=(PLAIN,), slots=(128,), prefill_rows=(), precisions={"onnx": TOY}
     )
     build(request, folder)
     return Bundle.open(folder)
@@ -60,7 +60,7 @@ def test_a_toy_precision_builds_runs_and_says_its_name(toy: Bundle, tiny_teacher
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((tiny_teacher / name).read_bytes())
     save_file({name: t.bfloat16().float() for name, t in published.items()}, tmp_path / "model.safetensors")
-    request = BuildRequest(model=tmp_path, drafter=None, trees=(PLAIN,), slots=(128,), prefill_rows=(8,))
+    request = BuildRequest(model=tmp_path, drafter=None, trees=(PLAIN,), slots=(128,), prefill_rows=())
     build(request, tmp_path / "bundle")
     assert decoded(toy) == decoded(Bundle.open(tmp_path / "bundle"))
 

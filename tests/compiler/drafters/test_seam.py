@@ -225,7 +225,7 @@ def trained(linear: None, tiny_teacher: Path, texts: Path, tmp_path_factory: pyt
 @pytest.fixture(scope="module")
 def bundle(trained: Path, tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle") / "linear"
-    build(BuildRequest(model=tiny_teacher, drafter=trained, trees=TREES, slots=(256,), prefill_rows=(16,)), folder)
+    build(BuildRequest(model=tiny_teacher, drafter=trained, trees=TREES, slots=(256,), prefill_rows=()), folder)
     return folder
 
 
