@@ -22,9 +22,11 @@ def test_planned_trees_of_a_trained_drafter_change_no_text(
     assert main(["plan", *stats, "--max-nodes", "4", "--max-gears", "2", "--out", str(plan)]) == 0
     model = [str(fixtures.TEACHER), "--drafter", str(fixtures.EAGLE3), "--int8-drafter"]
     assert main(["build", *model, "--tree", f"plan:{plan}", "--kv", "512", "--out", str(bundle)]) == 0
-    assert main(["check", str(bundle)]) == 0
+    lines = BUILT_IN.read_text().splitlines(keepends=True)
+    prompts.write_text(lines[0])
+    assert main(["check", str(bundle), "--prompts", str(prompts)]) == 0
     assert main(["tune", str(bundle)]) == 0
-    prompts.write_text("".join(BUILT_IN.read_text().splitlines(keepends=True)[:4]))
+    prompts.write_text("".join(lines[:4]))
     capsys.readouterr()
     # By name: on a busy machine the adaptive policy may see no tree that is worth its time.
     asked = ["--prompts", str(prompts), "--max-new-tokens", "32", "--policy", widest_gear(Bundle.open(bundle))]
