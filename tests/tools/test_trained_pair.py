@@ -13,6 +13,7 @@ from draftwood.tools.commands import tune
 from draftwood.tools.prompts import BUILT_IN
 
 
+@pytest.mark.slow  # the usual run has the line of docs/own-model.md: test_documents
 def test_planned_trees_of_a_trained_drafter_change_no_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
