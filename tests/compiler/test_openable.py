@@ -64,7 +64,7 @@ def test_what_build_accepts_is_opened_and_decodes(
         drafter=drafters[kind],
         trees=tuple(parse_specs(tree)),
         slots=(128,),
-        prefill_rows=(),
+        prefill_rows=(8,),
         targets=(target,),
         int8_drafter=precision == "int8 drafter",
     )
