@@ -9,7 +9,6 @@ import os
 import sys
 from typing import Any
 
-ONNXRUNTIME = "ORT_DISABLE_TELEMETRY"
 _REPORTER = "openvino_telemetry"
 
 
@@ -18,7 +17,7 @@ def hush_onnxruntime() -> None:
 
     Goes through the environment, so that processes started from this one are silent as well.
     """
-    os.environ.setdefault(ONNXRUNTIME, "1")
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def import_openvino() -> Any:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
+from draftwood.telemetry import import_openvino
 from draftwood.tools.made_from import stamps_of
 
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ def llama(model: Path, work: Path, threads: int, lookup: bool = False) -> Genera
 def openvino(model: Path, work: Path, threads: int, lookup: bool = False) -> Generate:
     """OpenVINO GenAI on the GGUF file itself; ``lookup`` is its speculation from n-grams of the text."""
     import numpy as np
-    import openvino
+
+    openvino = import_openvino()  # first: openvino_genai imports it, too
     import openvino_genai
     from openvino_tokenizers import convert_tokenizer
     from transformers import PreTrainedTokenizerFast
