@@ -30,12 +30,6 @@ def model(request: pytest.FixtureRequest, tiny_bundles: dict[str, Path]) -> Iter
         yield opened
 
 
-@pytest.fixture(scope="module")
-def medusa(tiny_bundle: Path) -> Iterator[OpenedBundle]:
-    with draftwood.open(tiny_bundle, threads=1) as opened:
-        yield opened
-
-
 def of_every_tree(model: OpenedBundle, **asked: Any) -> Any:
     """The result, which is that of every tree."""
     plain = model.generate(PROMPT, policy=PLAIN, **asked)

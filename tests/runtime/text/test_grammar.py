@@ -46,12 +46,6 @@ def model(request: pytest.FixtureRequest, tiny_bundles: dict[str, Path]) -> Iter
         yield opened
 
 
-@pytest.fixture(scope="module")
-def medusa(tiny_bundle: Path) -> Iterator[OpenedBundle]:
-    with draftwood.open(tiny_bundle, threads=1) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_the_text_is_of_the_schema_with_every_tree(model: OpenedBundle, sampling: dict) -> None:
     accepted = 0
