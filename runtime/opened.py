@@ -19,10 +19,11 @@ from draftwood.manifest import Manifest
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.caches import Caches
-from draftwood.runtime.decoding import Asked, Decoding, Options, Result
+from draftwood.runtime.decoding import Decoding, Result
 from draftwood.runtime.engines.choice import default_engine, host_engine
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.opening import USUAL, Opening
+from draftwood.runtime.options import Asked, Options
 from draftwood.runtime.policy import Policies, Policy
 from draftwood.runtime.proving import proved_engine
 from draftwood.runtime.sharing import Figures, Sharing
@@ -114,7 +115,7 @@ class OpenedBundle:
             trace: takes an event a step; a new one for each text.
             held: the grammar of the options, if it has been compiled in a process of its own.
             options: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop``, ``ignore_eos``,
-                ``logprobs``, ``grammar`` and others, described at `draftwood.runtime.decoding.Asked`.
+                ``logprobs``, ``grammar`` and others, described at `draftwood.runtime.options.Asked`.
         """
         self._check_open()
         chosen = Options.of(**options)

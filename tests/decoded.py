@@ -1,8 +1,9 @@
 """Texts from an engine."""
 
 from draftwood.manifest import Manifest
-from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.decoding import Decoding, Result
 from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.trace import Trace
 

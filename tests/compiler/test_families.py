@@ -26,8 +26,9 @@ from draftwood.compiler.teachers.registry import described_config, read_config
 from draftwood.errors import BundleError, CheckpointError
 from draftwood.manifest import read_manifest
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.trees import Topology
 

@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree, widest_gear
 from draftwood.runtime.sharing import advance
 from draftwood.trees import Topology

@@ -14,8 +14,9 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.errors import TreeError
 from draftwood.planned import LengthEase, Prior
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree, Gears, Learned, Policies
 from draftwood.runtime.policy.gains import Ease
 from draftwood.runtime.trace import Trace

@@ -24,10 +24,11 @@ from draftwood.compiler.teachers.registry import make_decoder
 from draftwood.errors import RequestError, TreeError
 from draftwood.kernels.nbits import BLOCK
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.choice import default_engine, open_engine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.qnn import PROVIDER
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.rounding import QUANTISED_TOLERANCE
 from draftwood.runtime.sharing import advance

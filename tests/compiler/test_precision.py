@@ -16,8 +16,9 @@ from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.targets.storage import BF16, FP16, FP32, Storage
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.trees import Topology
 

@@ -20,13 +20,14 @@ from draftwood.compiler.targets.storage import FP32, PRECISIONS
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.choice import default_engine, open_engine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.openvino import OpenVinoEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.rounding import QUANTISED_TOLERANCE
 from draftwood.runtime.speculation.sampling import Sampling

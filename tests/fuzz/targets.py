@@ -25,9 +25,10 @@ from draftwood.errors import RequestError, UserError
 from draftwood.manifest import CORPUS_FILE
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.weights import check_values, read_index
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.opened import prompt_ids
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.runtime.trace import Trace

@@ -10,10 +10,11 @@ import pytest
 from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.static import OnnxStaticEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace
@@ -195,7 +196,8 @@ import json, onnxruntime
 from pathlib import Path
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import Policies
 bundle = Bundle.open(Path({str(tiny_bundle)!r}))
 policy, options = Policies(bundle).new(True, 20), Options(max_new_tokens=20, ignore_eos=True)

@@ -18,13 +18,14 @@ import draftwood
 from draftwood.errors import NumericError, RequestError
 from draftwood.runtime import opened
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Asked, Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines import registry
 from draftwood.runtime.engines.choice import open_engine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import USUAL, Opening
 from draftwood.runtime.engines.registry import EngineKind, register
 from draftwood.runtime.opened import OpenedBundle
+from draftwood.runtime.options import Asked, Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling

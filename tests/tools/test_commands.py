@@ -15,10 +15,10 @@ import pytest
 
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.speculation import step
 from draftwood.runtime.trace import Trace

@@ -12,7 +12,8 @@ from draftwood.environment import torch_npu_installed
 from draftwood.errors import BundleError
 from draftwood.manifest import File
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests.checked import checked

@@ -24,8 +24,9 @@ from draftwood.compiler.targets.bundled import whole_npu_weights
 from draftwood.environment import torch_npu_installed
 from draftwood.errors import BundleError, RequestError, UserError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests import fixtures

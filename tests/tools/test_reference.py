@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from draftwood.errors import CheckpointError, InvariantError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace

@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree, widest_gear
 from draftwood.tools.comparison.check import check, sample_prompts
 from draftwood.tools.measure.calibrate import count_all, jobs

@@ -13,10 +13,10 @@ import numpy as np
 from draftwood.errors import RequestError
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.choice import default_engine, open_engine
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import Policies, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.tuned import bundle_digest, keep_times, tuned_times

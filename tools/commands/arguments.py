@@ -12,9 +12,9 @@ from draftwood.manifest import read_manifest
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.decoding import Asked
     from draftwood.runtime.engines.opening import Opening
     from draftwood.runtime.opened import Prompt
+    from draftwood.runtime.options import Asked
     from draftwood.runtime.policy import Policies
 
 
@@ -103,7 +103,7 @@ def policies_of(bundle: Bundle, args: argparse.Namespace) -> Policies:
 
 def decoding_options(args: argparse.Namespace) -> Asked:
     """The options that ``generate`` and ``stream`` of an opened bundle take, from parsed arguments."""
-    from draftwood.runtime.decoding import Asked
+    from draftwood.runtime.options import Asked
 
     # Options without a flag of the command are left out, and so have their defaults.
     return cast(Asked, {name: value for name, value in vars(args).items() if name in Asked.__annotations__})

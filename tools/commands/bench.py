@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.decoding import Options
     from draftwood.runtime.engines.choice import open_engine
+    from draftwood.runtime.options import Options
     from draftwood.runtime.policy import Policies
     from draftwood.threads import share_threads
     from draftwood.tools.measure.batches import bench_batches

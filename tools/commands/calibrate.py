@@ -73,8 +73,8 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
     """
     from draftwood.manifest import MANIFEST_FILE
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.decoding import Options
     from draftwood.runtime.engines.choice import open_engine
+    from draftwood.runtime.options import Options
     from draftwood.threads import share_threads
     from draftwood.tools.measure.calibrate import count_traffic, drafting_alone
     from draftwood.tools.prompts import read_prompts
@@ -145,7 +145,7 @@ def _say(what: str) -> None:
 
 def parse_temperatures(text: str) -> tuple[float, ...]:
     """Temperatures, each once, from ``0,0.8``."""
-    from draftwood.runtime.decoding import Options
+    from draftwood.runtime.options import Options
 
     try:
         temperatures = tuple(sorted({float(part) for part in text.split(",")}))

@@ -82,9 +82,9 @@ def _limit(args: argparse.Namespace) -> int:
 
 
 def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
-    from draftwood.runtime.decoding import Options
     from draftwood.runtime.engines.choice import open_engine
     from draftwood.runtime.engines.opening import Opening
+    from draftwood.runtime.options import Options
     from draftwood.tools.comparison.check import sample_prompts
     from draftwood.tools.comparison.texts import check_texts, print_texts
     from draftwood.tools.demo import resolve

@@ -120,7 +120,7 @@ def _remove_older(folder: Path) -> None:
 
 def answer_all(engine: CpuEngine, prompts: Sequence[Prompt], fixed: str, times: Sequence[Any]) -> list[dict[str, Any]]:
     """Prompts, answered each way in turns."""
-    from draftwood.runtime.decoding import Options
+    from draftwood.runtime.options import Options
     from draftwood.runtime.policy import Policies
     from draftwood.tools.measure.conversations import turn_prompts
     from draftwood.tools.measure.runner import Way, measure, median_seconds, warm_up

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.options import Options
 from draftwood.runtime.speculation.sampling import margin
 from draftwood.tools.comparison import single
 from draftwood.trees import Topology, tensorize

@@ -15,8 +15,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from draftwood.errors import RequestError
-from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.decoding import Decoding, Result
 from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.step import Outcome

@@ -12,8 +12,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from draftwood.runtime.decoding import Options, Result
+from draftwood.runtime.decoding import Result
 from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import Policies
 from draftwood.tools.comparison.differences import TIES_PER_TOKEN, Difference, Noise, explain, noise_of
 from draftwood.tools.measure.conversations import turn_prompts

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import Policies
 from draftwood.tools.measure.runner import Way, decode, in_turns
 from draftwood.tools.prompts import chat_ids

@@ -22,8 +22,9 @@ import onnxruntime
 from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree, Policy, widest_gear
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sequence import SequenceState

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.decoding import Decoding, Result
 from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.trace import Trace
 from draftwood.tools.comparison.differences import explain, logit_noise

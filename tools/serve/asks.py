@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from draftwood.manifest import DAMAGED, UsualSampling
-from draftwood.runtime.decoding import Asked
+from draftwood.runtime.options import Asked
 from draftwood.runtime.reasoning import ReasoningForm
 from draftwood.tools.serve.bodies import (
     TEXT,

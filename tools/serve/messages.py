@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from draftwood.manifest import UsualSampling
-from draftwood.runtime.decoding import Asked, Finish
+from draftwood.runtime.decoding import Finish
 from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.options import Asked
 from draftwood.runtime.reasoning import ReasoningForm
 from draftwood.tools.serve.calls import CallForm
 

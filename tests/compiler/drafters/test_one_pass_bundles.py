@@ -12,10 +12,11 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.openvino import OpenVinoEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.cli import main

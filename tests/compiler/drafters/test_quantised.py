@@ -20,8 +20,9 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.linear import QuantisedLinear
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.tests import fixtures
 from draftwood.tools.comparison.check import check

@@ -33,8 +33,9 @@ from draftwood.compiler.training.student import Student, write_folder
 from draftwood.compiler.training.teacher import FrozenTeacher
 from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.decoding import Decoding, Result
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.cli import main

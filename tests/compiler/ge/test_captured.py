@@ -24,9 +24,10 @@ from draftwood.compiler.targets.staging import HostInputs
 from draftwood.errors import InvariantError, LoweringError, RequestError
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.npu import EXECUTORS, CapturedEngine
 from draftwood.runtime.engines.static import StaticEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import Topology

@@ -14,7 +14,8 @@ from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.operator_rules import engines
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import Topology

@@ -25,9 +25,10 @@ from draftwood.compiler.teachers.conversion import Precision, in_precision
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.kernels.int4 import matrix, packed_words, whole_numbers
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.choice import open_engine
 from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests import fixtures

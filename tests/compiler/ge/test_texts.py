@@ -23,9 +23,10 @@ from draftwood.contract import DRAWS
 from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.inputs import fill_settings
 from draftwood.runtime.engines.sessions import allocate
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.rounding import HALF_TOLERANCE
 from draftwood.runtime.sharing import advance

@@ -11,9 +11,10 @@ import pytest
 
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling

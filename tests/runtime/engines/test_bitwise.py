@@ -17,11 +17,12 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.manifest import BLOCK_SLOTS
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.proof import prove
 from draftwood.runtime.speculation.sequence import SequenceState

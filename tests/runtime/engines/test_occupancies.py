@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from draftwood.planned import named_gears
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.opened import OpenedBundle
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree, Policies
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling

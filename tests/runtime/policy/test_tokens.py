@@ -10,10 +10,11 @@ import pytest
 
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.decoding import Decoding, Result
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.static import OnnxStaticEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import Expected, FixedTree, Gears, Policies, Policy
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.step import Outcome

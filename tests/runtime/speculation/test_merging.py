@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 import draftwood
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.choice import open_engine
 from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.rounding import HALF_TOLERANCE
 from draftwood.runtime.speculation.drafting import Drafting

@@ -13,8 +13,9 @@ from draftwood.manifest import TensorSignature
 from draftwood.noise import gumbel_row, key_of
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.weights import read_header, read_ids
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.shared_noise import SharedNoise

@@ -7,9 +7,9 @@ import pytest
 
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.opening import Opening
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import Policies
 from draftwood.tools.commands.bench import _print_occupancies
 from draftwood.tools.measure.batches import _shares, bench_batches

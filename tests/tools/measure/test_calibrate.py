@@ -59,8 +59,9 @@ def work(prompts: Path, tiny_teacher: Path, tiny_heads: Path) -> list[Job]:
 def test_what_is_counted_is_what_the_bundle_decodes(prompts: Path, work: list[Job], tiny_bundle: Path) -> None:
     """The rank paths of greedy answers, by the runtime's own engine and drafts, one position after the other."""
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.decoding import Decoding, Options
+    from draftwood.runtime.decoding import Decoding
     from draftwood.runtime.engines.cpu import CpuEngine
+    from draftwood.runtime.options import Options
     from draftwood.runtime.policy import FixedTree
 
     engine = CpuEngine(Bundle.open(tiny_bundle))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from draftwood.manifest import UsualSampling
-from draftwood.runtime.decoding import Asked, Options
+from draftwood.runtime.options import Asked, Options
 from draftwood.runtime.speculation.restriction import Wishes
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.serve import messages

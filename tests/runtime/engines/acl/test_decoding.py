@@ -13,8 +13,9 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.errors import RequestError
 from draftwood.manifest import MANIFEST_FILE, Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines.acl.model import Staging
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import Topology

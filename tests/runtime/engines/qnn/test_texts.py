@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.decoding import Decoding
+from draftwood.runtime.options import Options
 from draftwood.runtime.policy import FixedTree
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.comparison.compare import Pair
