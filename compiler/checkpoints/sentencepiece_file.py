@@ -13,6 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 
 from draftwood.errors import CheckpointError
 
+FILE = "tokenizer.model"
 # Kinds of pieces and of models, as the file numbers them.
 NORMAL, CONTROL, DEFINED, UNUSED = 1, 3, 4, 5
 UNIGRAM, BPE = 1, 2

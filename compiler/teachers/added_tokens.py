@@ -7,13 +7,15 @@ added_tokens.json do. Such a token stays whole in a text, and a special one is l
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.checkpoints.sentencepiece_file import FILE as SENTENCEPIECE
+from draftwood.compiler.checkpoints.sentencepiece_file import read_model
 from draftwood.errors import CheckpointError
 from draftwood.files import read_text
 
@@ -52,8 +54,7 @@ def write_added(model: Path, folder: Path) -> None:
     if config.flag("split_special_tokens", False):
         config.fail("split_special_tokens", "false; special tokens stay whole here")
     own, older = _own(vocabulary), config.get(_LISTED) is None
-    if older:
-        config = Fields(config.path, config.values | fields_of(model / SPECIAL).values)
+    config = _with_older(model, config)
     named = _special(config, _named(config))
     special = named | _special(config, _unnamed(config))
     if older:
@@ -70,6 +71,38 @@ def write_added(model: Path, folder: Path) -> None:
         _write_config(folder, values)
     elif settings.path.is_file():
         (folder / CONFIG).write_text(_text(settings.path), "utf-8")
+
+
+def end_id(model: Path) -> int | None:
+    """The id of the token that a checkpoint's tokenizer names as the end of a text; None if it names none.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    config = _with_older(model, fields_of(model / CONFIG))
+    end = content_of(config, "eos_token", config.get("eos_token"))
+    return next((ids.whole(end) for ids in _ids(model, config) if end in ids.values), None) if end else None
+
+
+def _ids(model: Path, config: Fields) -> Iterator[Fields]:
+    """Ids by token, of every file that has some; those of whole vocabularies, which take long to read, last."""
+    listed = config.nested(_LISTED).values.items()
+    yield Fields(config.path, {content_of(config, _LISTED, token): _id(config, key) for key, token in listed})
+    yield fields_of(model / ADDED)
+    if (path := model / VOCABULARY).is_file():
+        vocabulary = fields_of(path)
+        yield Fields(path, {token.content: id_ for id_, token in _own(vocabulary).items()})
+        pieces = vocabulary.nested("model").get("vocab")
+        yield Fields(path, pieces if isinstance(pieces, dict) else {})
+    elif (path := model / SENTENCEPIECE).is_file():
+        yield Fields(path, {piece.piece: id_ for id_, piece in enumerate(read_model(path).pieces)})
+
+
+def _with_older(model: Path, config: Fields) -> Fields:
+    """The configuration, with the names of an older folder if it lists no tokens."""
+    if config.get(_LISTED) is not None:
+        return config
+    return Fields(config.path, config.values | fields_of(model / SPECIAL).values)
 
 
 def _own(vocabulary: Fields) -> dict[int, AddedToken]:

@@ -20,6 +20,7 @@ from draftwood.compiler.checkpoints.packing import FILES as DESCRIPTIONS
 from draftwood.compiler.checkpoints.packing import description_files, packing_of
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, read_tensor, sha256_of
 from draftwood.compiler.checkpoints.scheme import DESCRIPTION
+from draftwood.compiler.checkpoints.sentencepiece_file import FILE as SENTENCEPIECE
 from draftwood.compiler.checkpoints.sentencepiece_file import refuse
 from draftwood.compiler.checkpoints.shards import check_names, folder_entries
 from draftwood.compiler.checkpoints.weight import Shape, WeightParts, shapes_of
@@ -28,7 +29,6 @@ from draftwood.compiler.teachers.config import DType, TeacherConfig
 from draftwood.compiler.teachers.generation import sampling_of_folder
 from draftwood.compiler.teachers.quantised import check_quantised, linear_layers, quantised_parts
 from draftwood.compiler.teachers.registry import family_of, read_config
-from draftwood.compiler.teachers.sentencepiece import FILE as SENTENCEPIECE
 from draftwood.compiler.teachers.sentencepiece import write_sentencepiece
 from draftwood.errors import CheckpointError
 from draftwood.manifest import UsualSampling

@@ -12,6 +12,7 @@ import msgspec
 from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.scheme import quantised_modules
 from draftwood.compiler.teachers import generation
+from draftwood.compiler.teachers.added_tokens import end_id, fields_of
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.compiler.teachers.families import Mistral, Mixtral, Pangu, Qwen2, Qwen3, Qwen3Moe
@@ -41,7 +42,8 @@ def family_of(config: TeacherConfig) -> Family:
 
 
 def read_config(folder: Path) -> TeacherConfig:
-    """Reads the teacher's dimensions from config.json, and more end tokens from generation_config.json.
+    """Reads the teacher's dimensions from config.json, and more end tokens from generation_config.json and the
+    tokenizer, as vLLM, SGLang and MLX do: of a fine-tuned model the tokenizer alone may name the end of a turn.
 
     Raises:
         CheckpointError: a file is missing or not JSON, a field is unsupported, or an adapter lies next to them.
@@ -57,12 +59,12 @@ def read_config(folder: Path) -> TeacherConfig:
         raise CheckpointError(f"{folder}: a bundle; expected a teacher: a Hugging Face folder or a GGUF file")
     described = Fields(folder / "config.json", read_json(folder / "config.json"))
     config = config_of(described)
-    if not (path := folder / generation.FILE).is_file():
-        return config
-    fields = Fields(path, read_json(path))
+    fields, of_tokenizer = fields_of(folder / generation.FILE), end_id(folder)
     ends = fields.tokens("eos_token_id", None)
     if not all(0 <= end < config.vocabulary for end in ends):
         fields.fail("eos_token_id", f"ids below {config.vocabulary}, which vocab_size of config.json says")
+    # A tokenizer may have tokens that the teacher cannot write.
+    ends += (of_tokenizer,) if of_tokenizer is not None and of_tokenizer < config.vocabulary else ()
     # A family's own end token is for folders that name none: id 2 is </s> to Llama 2, and "#" to Llama 3.
     named = config.eos if "eos_token_id" in described.values or not ends else ()
     return replace(config, eos=tuple(dict.fromkeys((*named, *ends))))

@@ -28,6 +28,7 @@ from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.checkpoints.sentencepiece_file import (
     CONTROL,
     DEFINED,
+    FILE,
     NORMAL,
     UNIGRAM,
     read_model,
@@ -37,7 +38,6 @@ from draftwood.compiler.teachers.added_tokens import ADDED, CONFIG, SPECIAL, che
 from draftwood.compiler.teachers.gguf_tokenizer import spaces_decoder
 from draftwood.errors import CheckpointError
 
-FILE = "tokenizer.model"
 _LLAMA = ("LlamaTokenizer", "LlamaTokenizerFast")
 _NAMED = {"bos_token": "bos_id", "eos_token": "eos_id", "unk_token": "unk_id", "pad_token": "pad_id"}
 _FLAGS = ("lstrip", "rstrip", "single_word", "special")

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from draftwood.compiler.teachers.formats import write_tokenizer
+from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import CheckpointError
 from draftwood.runtime.text.tokenizer import Tokenizer
 
@@ -95,6 +96,30 @@ def test_ids_texts_and_chats_are_those_of_transformers(case: str, lower: bool, t
         assert ours.encode(text) == ids, text
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
     assert ours.render(CHAT) == theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "special", "added", "end"),
+    [
+        (BOTH, {}, {}, "<|end|>"),
+        ({"eos_token": {"content": "<eos>"}}, {}, {}, "<eos>"),
+        ({"eos_token": "[PAD]"} | listed(more={}), {}, {}, "[PAD]"),
+        ({}, {"eos_token": "[PAD]"}, {"[PAD]": "[PAD]"}, "[PAD]"),
+        ({"bos_token": "<|begin|>"}, {}, {}, None),
+        ({"eos_token": "[PAD]"}, {}, {}, None),
+    ],
+    ids=["added", "of the plain vocabulary", "listed", "older", "none", "without an id"],
+)
+def test_texts_end_at_the_tokenizers_own_end(
+    config: dict, special: dict, added: dict, end: str | None, tmp_path: Path
+) -> None:
+    """A fine-tuned model's config.json often names its base's alone: chats went on after <|im_end|>."""
+    save(tmp_path, False, config, special, added)
+    tokens = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    LlamaConfig(vocab_size=1000, eos_token_id=2, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    assert read_config(tmp_path).eos == (2, *([] if end is None else [tokens.get(end, len(tokens))]))
+    LlamaConfig(vocab_size=3, eos_token_id=2, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    assert read_config(tmp_path).eos == ((2, 1) if end == "<|end|>" else (2,)), "what a teacher cannot write is no end"
 
 
 @pytest.mark.parametrize(
