@@ -10,6 +10,8 @@ from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.checkpoints.safetensors_file import Entry, read_header
 from draftwood.errors import CheckpointError
 
+# msModelSlim's names, of its releases before and since 1.0: quant_model_weight_w8a8_dynamic and quant_model_weights.
+_MSMODELSLIM = "quant_model_weight*.safetensors"
 _CONVERT = "load it once with transformers and save_pretrained(..., safe_serialization=True)"
 
 
@@ -29,7 +31,8 @@ WHOLE_TEACHER = Advice(
 
 
 def folder_entries(folder: Path) -> dict[str, Entry]:
-    """All tensors of a Hugging Face folder; a single file goes before an index, as in transformers.
+    """All tensors of a Hugging Face folder; a single file goes before an index, as in transformers. Names of
+    msModelSlim come last.
 
     Raises:
         CheckpointError: there are none, a file is missing or damaged, or the index names what is not there.
@@ -39,6 +42,12 @@ def folder_entries(folder: Path) -> dict[str, Entry]:
         return read_header(folder / "model.safetensors")
     if index.is_file():
         return _sharded(folder, index)
+    if own := sorted(folder.glob(f"{_MSMODELSLIM}.index.json")) or sorted(folder.glob(_MSMODELSLIM)):
+        if len(own) > 1:
+            raise CheckpointError(
+                f"{folder}: has {own[0].name} and {own[1].name}; expected one file of msModelSlim's, or one index"
+            )
+        return _sharded(folder, own[0]) if own[0].suffix == ".json" else read_header(own[0])
     if any(folder.glob("pytorch_model*.bin*")):
         raise CheckpointError(f"{folder}: has pytorch_model.bin only, a pickle; expected safetensors; {_CONVERT}")
     raise CheckpointError(f"{folder}: no weights; expected model.safetensors or {index.name} with its shards")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -57,10 +58,13 @@ def quantised_parts(parts: Mapping[str, WeightParts], layers: Sequence[str], off
     with_scales = {}
     for name, part in parts.items():
         layer, _, kind = name.rpartition(".")
-        if kind != "weight" or layer not in layers:
+        if layer not in layers:
             with_scales[name] = part
             continue
         join = part.combine or _joined
+        if kind == "bias":  # fp32 in msModelSlim's files, whatever the teacher's type
+            with_scales[name] = replace(part, combine=join)
+            continue
         with_scales[name] = WeightParts(part.tensors, partial(_turned, join), torch.int8)
         scales = _beside(part, SCALE)
         more = _beside(part, OFFSET) if offsets else ()
@@ -71,7 +75,8 @@ def quantised_parts(parts: Mapping[str, WeightParts], layers: Sequence[str], off
 
 
 def check_quantised(parts: Mapping[str, WeightParts], stored: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The tensors that are not of quantised layers; CheckpointError if one of those has the wrong type."""
+    """The tensors that are not of quantised layers, whose biases may be fp32; CheckpointError if one has the wrong
+    type."""
     kinds = {
         name: ("I8",) if part.dtype is torch.int8 else (*DTYPES, "I8" if name.endswith(OFFSET) else "F32")
         for part in parts.values()
@@ -84,7 +89,9 @@ def check_quantised(parts: Mapping[str, WeightParts], stored: Mapping[str, Entry
                 f"{stored[name].file}: {name} has dtype {stored[name].kind}; expected {known[0]}, for its layer is"
                 " quantised by the checkpoint's description"
             )
-    return {name: entry for name, entry in stored.items() if name not in kinds}
+    scaled = [part for name, part in parts.items() if f"{name.removesuffix('bias')}{SCALE}" in parts]
+    biases = {name for part in scaled for name, _ in part.tensors if stored[name].kind == "F32"}
+    return {name: entry for name, entry in stored.items() if name not in kinds.keys() | biases}
 
 
 def _beside(part: WeightParts, kind: str) -> tuple[tuple[str, Shape], ...]:

@@ -148,8 +148,9 @@ def test_a_head_that_is_left_alone_is_left_alone(
     assert found.config.quantised == tuple(f"layers.{i}.{n}" for i in (0, 1) for n in ("qkv", "o", "gate_up", "down"))
 
 
-def test_msmodelslim_is_read_as_it_is_published(quantised_teacher: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(quantised_teacher, tmp_path / "teacher")
+def in_msmodelslims_form(quantised: Path, folder: Path) -> dict[str, torch.Tensor]:
+    """Copies a folder of compressed-tensors, described as msModelSlim does, and returns the tensors of its files."""
+    shutil.copytree(quantised, folder)
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config))
@@ -159,13 +160,40 @@ def test_msmodelslim_is_read_as_it_is_published(quantised_teacher: Path, tmp_pat
         offset = name.replace("_scale", "_offset")
         tensors[offset], kinds[name], kinds[offset] = torch.zeros_like(tensors[name]), "W8A8_DYNAMIC", "W8A8_DYNAMIC"
     (folder / "quant_model_description.json").write_text(json.dumps({"model_quant_type": "W8A8_DYNAMIC", **kinds}))
-    save_file(tensors, folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    return tensors
+
+
+def test_msmodelslim_is_read_as_it_is_published(quantised_teacher: Path, tmp_path: Path) -> None:
+    tensors = in_msmodelslims_form(quantised_teacher, folder := tmp_path / "teacher")
+    save_file(tensors, file := folder / "quant_model_weights.safetensors")
     one, other = Checkpoint.open(quantised_teacher), Checkpoint.open(folder)
     assert one.config == other.config and one.digest() != other.digest()
     assert all(torch.equal(one.weight(name), other.weight(name)) for name in one.names())
-    save_file(tensors | {offset: torch.ones_like(tensors[offset])}, folder / "model.safetensors")
+    offset = next(name for name in reversed(tensors) if name.endswith("_offset"))
+    save_file(tensors | {offset: torch.ones_like(tensors[offset])}, file)
     with pytest.raises(CheckpointError, match="weight_offset is not all zeros; expected symmetric weights"):
         [Checkpoint.open(folder).weight(name) for name in other.names()]
+
+
+def test_msmodelslims_shards_have_an_index_of_their_own_name_and_biases_in_fp32(
+    save_llama: Callable, save_quantised: Callable[..., Path], tmp_path: Path
+) -> None:
+    save_llama(tmp_path / "plain", torch.bfloat16, family="Qwen2")
+    quantised = save_quantised(tmp_path / "plain", tmp_path / "quantised")
+    tensors = in_msmodelslims_form(quantised, folder := tmp_path / "teacher")
+    tensors |= {name: value.float() for name, value in tensors.items() if name.endswith("proj.bias")}
+    stem, names = "quant_model_weight_w8a8_dynamic", list(tensors)
+    placed = {name: f"{stem}-0000{1 + at % 2}-of-00002.safetensors" for at, name in enumerate(names)}
+    for file in set(placed.values()):
+        save_file({name: tensors[name] for name in names if placed[name] == file}, folder / file)
+    (folder / f"{stem}.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    one, other = Checkpoint.open(quantised), Checkpoint.open(folder)
+    assert one.config == other.config and one.dtype == torch.bfloat16
+    assert all(torch.equal(one.weight(name), other.weight(name).to(one.weight(name))) for name in one.names())
+    (folder / "quant_model_weights.safetensors.index.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=rf"has {stem}.* and quant_model_weights.*; expected one file"):
+        Checkpoint.open(folder)
 
 
 def test_a_description_as_llm_compressor_first_wrote_it_is_read(quantised_teacher: Path, tmp_path: Path) -> None:
