@@ -53,6 +53,12 @@ def quantised_modules(fields: Fields) -> Chosen | None:
     return _msmodelslim(description) if description.is_file() else None
 
 
+def states_rotated(folder: Path) -> bool:
+    """Whether msModelSlim has rotated a teacher's states, which its texts do not show (QuaRot, 2404.00456)."""
+    path = folder / DESCRIPTION
+    return path.is_file() and "quarot" in Fields(path, read_json(path)).nested("optional").values
+
+
 def _compressed_tensors(config: Fields) -> Chosen:
     if config.get("quantization_status", "compressed") not in ("compressed", "frozen"):
         config.fail("quantization_status", f"'compressed', 'frozen' or null; {_WAY_OUT}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,14 @@ def _fields(folder: Path) -> dict[str, Any]:
 
 def open_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
     """Opens a folder or file of any kind; CheckpointError if it is none or does not fit the teacher."""
+    from draftwood.compiler.checkpoints.scheme import states_rotated  # torch, which the command line does without
+
+    if states_rotated(teacher.path):
+        warnings.warn(
+            f"{teacher.path}: the teacher's states are rotated (QuaRot); a drafter that reads those of the original"
+            " proposes next to nothing; train one for this folder, or quantise without the rotation",
+            stacklevel=2,
+        )
     return kind_of(path).model.open(path, teacher)
 
 
