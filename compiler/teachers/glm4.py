@@ -69,7 +69,7 @@ class Glm4(Llama):
     name = "glm4"
     architecture = "Glm4ForCausalLM"
     model_types = ("glm4",)
-    neutral = without(_SHARE)
+    neutral = without(_SHARE, "rope_interleave")
     config = Glm4Config
     decoder = Glm4Decoder
     defaults: ClassVar[Mapping[str, object]] = {

@@ -14,9 +14,11 @@ from draftwood.compiler.teachers.config import DType
 # weights is still caught, because unexpected tensors are an error.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
-    **dict.fromkeys(("mlp_bias", "use_sliding_window", "rope_interleaved", "qk_layernorm", "use_qk_norm"), (False,)),
+    **dict.fromkeys(("mlp_bias", "use_sliding_window", "qk_layernorm", "use_qk_norm"), (False,)),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention"), (False,)),
-    "is_causal": (True,),
+    # Rotary over neighbours instead of halves, as transformers and the drafters' servers spell it.
+    **dict.fromkeys(("rope_interleaved", "rope_interleave"), (False,)),
+    **dict.fromkeys(("is_causal", "is_neox_style", "rope_is_neox_style"), (True,)),
     "per_layer_config": ({},),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (0,)),
     **dict.fromkeys(("pretraining_tp", "partial_rotary_factor", "logits_scaling", "logit_scale"), (1,)),

@@ -182,6 +182,7 @@ REFUSED = [
     (inner(projector_type="domino"), "projector_type is 'domino'; expected 'dflash' or no such field: DFlash's succ"),
     (inner(causal=True), "causal is True; expected False or no such field"),
     (inner(use_swa=True), "use_swa is True; expected False"),
+    (top(is_neox_style=False), "is_neox_style is False; expected True or no such field"),
     (top(markov_rank=64), "markov_rank is 64; expected 0 or no such field"),
     (top(num_target_layers=36), "num_target_layers is 36; expected 8 as the teacher has"),
     (top(model_type="llama"), "model_type is 'llama'; expected 'qwen3'"),
