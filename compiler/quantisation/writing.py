@@ -130,7 +130,8 @@ def _alone(entries: list[WeightEntry]) -> list[str]:
     names = [name for name in names if "embed_tokens" not in name]
     one_by_one = [name for name in names if _EXPERTS not in name]
     tied = [] if any(entry.name == _HEAD for entry in entries) else ["lm_head"]
-    return one_by_one + tied + ([rf"re:.*{re.escape(_EXPERTS)}.*"] if len(one_by_one) < len(names) else [])
+    experts = any(_EXPERTS in entry.name for entry in entries)  # maybe all of a layer in one tensor
+    return one_by_one + tied + ([rf"re:.*{re.escape(_EXPERTS)}.*"] if experts else [])
 
 
 def _described(alone: list[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,11 @@ from draftwood.compiler.teachers.block import Layer
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.errors import CheckpointError
+
+# A layer's weights by our names, and by transformers' since it keeps experts together.
+_WHOLE = {
+    "router.weight": "gate.weight", "experts.gate_up": "experts.gate_up_proj", "experts.down": "experts.down_proj"
+}  # fmt: skip
 
 # T rows, H hidden, E experts, K of them chosen by a row, I width of an expert
 
@@ -115,3 +120,14 @@ def with_mixture(
         f"{ours}.experts.gate_up": WeightParts(halves, shape=(E, 2 * I, H)),
         f"{ours}.experts.down": WeightParts(downs, shape=(E, H, I)),
     }
+
+
+def as_stored(parts: Mapping[str, WeightParts], stored: Collection[str]) -> dict[str, WeightParts]:
+    """The weights of a teacher whose files may have all experts of a layer in one tensor, as transformers 5 has them in
+    memory."""
+    found = dict(parts)
+    for name, part in parts.items():
+        *block, ours = name.split(".", 2)
+        if (whole := f"model.{'.'.join(block)}.mlp.{_WHOLE.get(ours)}") in stored:
+            found[name] = WeightParts(((whole, part.shape or part.tensors[0][1]),))
+    return found

@@ -26,6 +26,7 @@ from draftwood.compiler.checkpoints.shards import check_names, folder_entries
 from draftwood.compiler.checkpoints.weight import Shape, WeightParts, shapes_of
 from draftwood.compiler.teachers.added_tokens import TEMPLATES, write_added, write_templates
 from draftwood.compiler.teachers.config import DType, TeacherConfig
+from draftwood.compiler.teachers.experts import as_stored
 from draftwood.compiler.teachers.generation import sampling_of_folder
 from draftwood.compiler.teachers.quantised import check_quantised, linear_layers, quantised_parts
 from draftwood.compiler.teachers.registry import family_of, read_config
@@ -73,7 +74,7 @@ class TeacherFolder:
         if config.tied and _has_another_head(entries):
             config = replace(config, tied=False)
         family = family_of(config)
-        parts = _parts(folder, config)
+        parts = as_stored(_parts(folder, config), entries)
         stored = {name: entry for name, entry in entries.items() if not family.ignores(config, name)}
         packed = _packed(folder, shapes_of(parts), stored)
         if not (packed or config.quantised):

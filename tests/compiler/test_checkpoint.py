@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -156,6 +157,18 @@ def test_a_familys_own_end_token_is_for_folders_that_name_none(tmp_path: Path, n
     assert read_config(tmp_path).eos == (() if named.get("eos_token_id", 2) is None else (2,))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 9}')
     assert read_config(tmp_path).eos == ends
+
+
+@pytest.mark.parametrize("family", ["Qwen3Moe", "Mixtral"])
+def test_experts_of_a_layer_in_one_tensor_are_read(tmp_path: Path, family: str) -> None:
+    """transformers 5 keeps them so in memory, and trainers save them so."""
+    fields = SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [1]}
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**fields))
+    for form in (True, False):
+        model.save_pretrained(tmp_path / str(form), save_original_format=form)
+    one, other = (Checkpoint.open(tmp_path / str(form)) for form in (True, False))
+    assert one.config == other.config and one.names() == other.names() and one.entries.keys() != other.entries.keys()
+    assert all(torch.equal(one.weight(name), other.weight(name)) for name in one.names())
 
 
 @pytest.mark.parametrize("spelling", ["bias", "attention_bias"])
