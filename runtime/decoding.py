@@ -76,7 +76,9 @@ class Decoding:
         policy: Policy,
         trace: Trace | None = None,
         sharing: Sharing | None = None,
+        continues: bool = False,
     ) -> None:
+        """``continues``: the text goes on with the prompt's own, so it keeps its first space."""
         bundle, self._sharing = engine.bundle, sharing
         self.engine, self.options, self.policy, self.trace = engine, options, policy, trace
         self.prompt = _checked_prompt(bundle, prompt)
@@ -101,7 +103,8 @@ class Decoding:
             None if options.grammar is None else _grammar(engine, options.grammar)
         )
         self._constraint: Constraint | None = self._restriction() if options.wishes else self._grammar
-        self._stream = _stream(bundle.tokenizer, options) if bundle.tokenizer is not None else None
+        after = self.prompt if continues else ()
+        self._stream = _stream(bundle.tokenizer, options, after) if bundle.tokenizer is not None else None
         self._pieces: list[str] = []
         self._looks_up = any(gear.looks_up for gear in bundle.manifest.gears)
         self._steps = self._late = self._prefix = 0
@@ -412,9 +415,10 @@ def _grammar(engine: Engine, grammar: Grammar | ApartGrammar) -> TextGrammar | A
     return grammar if isinstance(grammar, ApartGrammar) else engine.bundle.grammars.begin(grammar)
 
 
-def _stream(tokenizer: Tokenizer, options: Options) -> Stream:
+def _stream(tokenizer: Tokenizer, options: Options, after: Sequence[int]) -> Stream:
     shows, least = options.include_stop_str_in_output, options.wishes.min_tokens
-    return Stream(tokenizer, options.stop_strings, options.special_tokens, shows_stop=shows, least=least)
+    stops, special_tokens = options.stop_strings, options.special_tokens
+    return Stream(tokenizer, stops, special_tokens, shows_stop=shows, least=least, after=after)
 
 
 def _now_us() -> float:

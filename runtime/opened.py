@@ -104,6 +104,7 @@ class OpenedBundle:
         policy: str | Policy = "adaptive",
         trace: Trace | None = None,
         held: ApartGrammar | None = None,
+        continued: bool | None = None,
         **options: Unpack[Asked],
     ) -> Decoding:
         """Begins to answer a prompt: iterate over it for pieces of text; ``result`` is set at its end.
@@ -114,6 +115,7 @@ class OpenedBundle:
                 of one's own, made for this text.
             trace: takes an event a step; a new one for each text.
             held: the grammar of the options, if it has been compiled in a process of its own.
+            continued: whether the answer goes on with the prompt's own text; None: as `continues` says.
             options: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop``, ``ignore_eos``,
                 ``logprobs``, ``grammar`` and others, described at `draftwood.runtime.options.Asked`.
         """
@@ -124,7 +126,9 @@ class OpenedBundle:
         if isinstance(policy, str):
             restricted = chosen.grammar is not None
             policy = self._policies_of(policy).new(chosen.sampling.greedy, chosen.max_new_tokens, restricted)
-        return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, policy, trace, self._sharing)
+        ids = prompt_ids(self.bundle, prompt)
+        goes_on = continues(prompt) if continued is None else continued
+        return Decoding(self.engine, ids, chosen, policy, trace, self._sharing, goes_on)
 
     def figures(self) -> Figures:
         """The state of its texts and the size of their caches, as a page of metrics shows them. Any thread may ask."""
@@ -240,6 +244,13 @@ def _check_kinds(policy: object, trace: object) -> None:
         raise RequestError(f"trace: expected a Trace, got {type(trace).__name__}")
     if trace is not None:
         trace.check_new()
+
+
+def continues(prompt: Prompt) -> bool:
+    """Whether an answer goes on with a prompt's own text: with any but a chat in which a turn begins."""
+    if isinstance(prompt, Mapping):
+        return prompt.get("continue_final_message") is True
+    return isinstance(prompt, str) or not any(isinstance(part, Mapping) for part in prompt)
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:

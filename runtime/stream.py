@@ -33,17 +33,19 @@ class Stream:
         *,
         shows_stop: bool = False,
         least: int = 0,
+        after: Sequence[int] = (),
     ) -> None:
         """``special_tokens`` appear in the text by their spelling; other special tokens leave nothing in it.
 
         ``shows_stop``: the text ends after the stop string and not before it. The text of the ``least`` first tokens
-        ends no text.
+        ends no text. ``after``: the tokens that the text goes on with, which are not shown; it keeps its first space.
 
         Raises RequestError if ``stop_strings`` is a bare string or holds an empty one.
         """
         if isinstance(stop_strings, str) or not all(isinstance(s, str) and s for s in stop_strings):
             raise RequestError(f"stop strings: expected a tuple of non-empty strings, got {stop_strings!r}")
-        self._pieces: _Pieces = _Bytes(tokenizer) if tokenizer.decoders == ["ByteLevel"] else _Window(tokenizer)
+        by_bytes = tokenizer.decoders == ["ByteLevel"]
+        self._pieces: _Pieces = _Bytes(tokenizer) if by_bytes else _Window(tokenizer, after)
         self._stops, self._shows_stop, self._least = tuple(stop_strings), shows_stop, least
         self._shown = {tokenizer.special_id(token): token for token in special_tokens}
         self._held = ""  # final text that may be the beginning of a stop string
@@ -146,9 +148,12 @@ class _Window(_Pieces):
     when it ends. Past a limit its whole characters are released.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._context: list[int] = []
+        # A byte token may be a part of a character.
+        spelled = [(token, tokenizer.spelling(token)) for token in reversed(after[-_RUN_LIMIT:])]
+        before = [token for token, spelling in spelled if spelling is not None and not _is_byte_token(spelling)]
+        self._context = next(([token] for token in before if tokenizer.decode([token])), before[:1])
         self._pending: list[int] = []
         self._fallback = "ByteFallback" in tokenizer.decoders
         self._lossy = "ByteLevel" in tokenizer.decoders  # among others, so _Bytes does not apply

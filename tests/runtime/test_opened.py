@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 import draftwood
 from draftwood.errors import NumericError, RequestError
-from draftwood.runtime import opened
+from draftwood.runtime import decoding, opened
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines import registry
@@ -48,6 +48,26 @@ def test_a_prompt_is_text_messages_or_ids(model: OpenedBundle) -> None:
         result = model.generate(prompt, max_new_tokens=6, ignore_eos=True)
         assert result.token_ids == model.generate(ids, max_new_tokens=6, ignore_eos=True, policy="plain").token_ids
         assert result.text == tokenizer.decode(result.token_ids) and result.steps >= 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "goes_on"),
+    [
+        ("The cat", True),
+        ([3, 5], True),
+        ([{"role": "user", "content": "a"}], False),
+        ({"messages": [], "continue_final_message": True}, True),
+    ],
+    ids=["text", "ids", "chat", "continued chat"],
+)
+def test_an_answer_goes_on_with_its_prompt_unless_a_turn_begins(
+    model: OpenedBundle, monkeypatch: pytest.MonkeyPatch, prompt: Any, goes_on: bool
+) -> None:
+    monkeypatch.setattr(opened, "prompt_ids", lambda bundle, prompt: [3, 5, 7])
+    made = []
+    monkeypatch.setattr(decoding, "Stream", lambda *args, after, **more: made.append(after))
+    model.stream(prompt, max_new_tokens=1)
+    assert made == [(3, 5, 7) if goes_on else ()]
 
 
 def test_opening_again_imports_what_it_needs(tiny_bundle: Path, python: Callable[..., str]) -> None:

@@ -27,7 +27,7 @@ from draftwood.manifest import Gear
 from draftwood.runtime import reasoning
 from draftwood.runtime.decoding import Decoding, Finish
 from draftwood.runtime.engines.engine import Engine
-from draftwood.runtime.opened import OpenedBundle, prompt_ids
+from draftwood.runtime.opened import OpenedBundle, continues, prompt_ids
 from draftwood.runtime.speculation.apart import ApartGrammar, ApartGrammars
 from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.text.grammar import Grammar
@@ -195,7 +195,8 @@ class Worker:
             )
         grammar = ask.options.get("grammar")
         in_process = None if grammar is None else self._held(ask, grammar, ids)
-        return self._model.stream(ids, policy=ask.policy, held=in_process, **ask.options)
+        goes_on = continues(ask.prompt)
+        return self._model.stream(ids, policy=ask.policy, held=in_process, continued=goes_on, **ask.options)
 
     def _held(self, ask: Ask, grammar: Grammar, prompt: Sequence[int]) -> ApartGrammar:
         """A grammar in its own process, which a text's end ends wherever that is."""

@@ -150,6 +150,16 @@ def test_streamed_text_is_the_decoded_text(texts, name, source, cuts):
     assert streamed(texts[name], ids, cuts)[0] == texts[name].decode(ids)
 
 
+@pytest.mark.parametrize("name", ["metaspace", "llama_2", "wordpiece"])
+@settings(max_examples=80, deadline=None)
+@given(source=st.text("ab the.\n"), cut=st.integers(0, 1000))
+def test_a_text_that_goes_on_keeps_its_first_space(texts, name, source, cut):
+    ids = texts[name].encode(source)
+    before, rest = ids[: cut % (len(ids) + 1)], ids[cut % (len(ids) + 1) :]
+    stream = Stream(texts[name], after=before)
+    assert texts[name].decode(before) + stream.push(rest) + stream.finish() == texts[name].decode(ids)
+
+
 @pytest.mark.parametrize("name", ["byte_level", "metaspace", "wordpiece"])
 @settings(max_examples=100, deadline=None)
 @given(ids=st.lists(st.integers(0, 450), max_size=60), cuts=any_cuts)
