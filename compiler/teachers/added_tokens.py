@@ -7,6 +7,7 @@ added_tokens.json do. Such a token stays whole in a text, and a special one is l
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.sentencepiece_file import FILE as SENTENCEPIECE
 from draftwood.compiler.checkpoints.sentencepiece_file import read_model
+from draftwood.compiler.teachers.gguf_tokenizer import TEKKEN
 from draftwood.errors import CheckpointError
 from draftwood.files import read_text
 
@@ -53,6 +55,12 @@ def write_added(model: Path, folder: Path) -> None:
         vocabulary.nested("model").fail("dropout", "null: a text must always have the same tokens")
     if config.flag("split_special_tokens", False):
         config.fail("split_special_tokens", "false; special tokens stay whole here")
+    if fields_of(model / "config.json").get("model_type") == "mistral" and _cuts_unlike_mistral(vocabulary):
+        warnings.warn(
+            f"{vocabulary.path}: cuts texts otherwise than Mistral's own tokenizer, of which transformers warns, too;"
+            " load it there with fix_mistral_regex=True, and save_pretrained writes a right one",
+            stacklevel=2,
+        )
     own, older = _own(vocabulary), config.get(_LISTED) is None
     config = _with_older(model, config)
     named = _special(config, _named(config))
@@ -103,6 +111,13 @@ def _with_older(model: Path, config: Fields) -> Fields:
     if config.get(_LISTED) is not None:
         return config
     return Fields(config.path, config.values | fields_of(model / SPECIAL).values)
+
+
+def _cuts_unlike_mistral(vocabulary: Fields) -> bool:
+    """Whether a tokenizer cuts texts by an expression that is not Tekken's, as some that Mistral has published do."""
+    steps = vocabulary.nested("pre_tokenizer").get("pretokenizers", [])
+    patterns = [step.get("pattern") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    return any(isinstance(pattern, dict) and pattern.get("Regex", TEKKEN) != TEKKEN for pattern in patterns)
 
 
 def _own(vocabulary: Fields) -> dict[int, AddedToken]:

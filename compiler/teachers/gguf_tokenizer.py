@@ -36,7 +36,7 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}{_REST}"
 _QWEN2 = rf"{_WORDS}|\p{{N}}{_REST}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
+TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -45,7 +45,7 @@ _AS_LLAMA3 = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral")
 _SPLITS = {
     **dict.fromkeys((*_AS_LLAMA3, "smaug-bpe", "dbrx", "chatglm-bpe", "glm4"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN2),
-    "tekken": _TEKKEN,
+    "tekken": TEKKEN,
 }
 # Cut as GPT-2 does; of the second with each digit alone.
 _AS_GPT2 = ("gpt-2", "default", "mpt", "olmo", "phi-2")

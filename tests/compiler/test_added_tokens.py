@@ -1,6 +1,7 @@
 """Tokens that files next to tokenizer.json name: ids, texts and chats are those of transformers, or it is refused."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from draftwood.compiler.teachers.formats import write_tokenizer
+from draftwood.compiler.teachers.gguf_tokenizer import TEKKEN
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import CheckpointError
 from draftwood.runtime.text.tokenizer import Tokenizer
@@ -137,6 +139,22 @@ def test_a_token_with_a_name_is_special_though_the_vocabulary_adds_it_as_plain(c
     ids = ours.encode(TEXTS[1])
     assert ids == theirs(TEXTS[1])["input_ids"]
     assert "<|end|>" not in ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(("kind", "warned"), [("mistral", True), ("llama", False)])
+def test_a_tokenizer_that_mistral_published_wrong_is_warned_of(kind: str, warned: bool, tmp_path: Path) -> None:
+    save(tmp_path, False, BOTH, {}, {})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    held = (path := tmp_path / "tokenizer.json").read_text()
+    for expression, expected in ((r"\p{N}{1,3}|\s+", warned), (TEKKEN, False)):
+        made, cut = tokenizers.Tokenizer.from_str(held), pre_tokenizers.Split(tokenizers.Regex(expression), "isolated")
+        made.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(use_regex=False)])
+        path.write_text(made.to_str())
+        (tmp_path / "ours").mkdir(exist_ok=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            write_tokenizer(tmp_path, tmp_path / "ours")
+        assert ["otherwise than Mistral's own tokenizer" in str(one.message) for one in caught] == [True] * expected
 
 
 def test_templates_of_several_files_are_named_by_them(tmp_path: Path) -> None:
