@@ -175,7 +175,7 @@ def accepted(port: int, text: str, count: int, schema: dict[str, Any] | None) ->
     body = {"prompt": text, "max_tokens": count, "temperature": 0, **(constraint if schema else {})}
     with _asked(port, body) as answer:
         drafted = json.loads(answer.read())["usage"]["speculative_decoding"]
-        return 1 + drafted["num_accepted_tokens"] / drafted["num_spec_steps"] if drafted else None
+        return drafted["mean_acceptance_length"] if drafted else None
 
 
 @contextmanager

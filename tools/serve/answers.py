@@ -14,7 +14,8 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Speculation(Struct, kw_only=True):
-    """The gain of drafting for one answer; ``acceptance_histogram[k]`` is how many steps accepted k drafted tokens."""
+    """The gain of drafting for one answer. ``mean_acceptance_length`` is the tokens that a drafted step gained;
+    ``acceptance_histogram[k]`` is how many steps accepted k drafted tokens. Tokens after the end count nowhere."""
 
     num_spec_steps: int
     num_draft_tokens: int

@@ -69,6 +69,8 @@ class RunningChoice:
     # Steps by the number of drafted tokens that they accepted.
     accepted: Counter[int] = field(default_factory=Counter)
     drafted: int = 0
+    # Tokens that these steps gained.
+    gained: int = 0
 
 
 @dataclass
@@ -292,6 +294,7 @@ def _add(part: News, text: RunningChoice, piece: Piece) -> None:
         part.steps.append(piece.step)
     if piece.drafted:
         text.drafted += piece.drafted
+        text.gained += piece.tokens
         text.accepted[piece.accepted] += 1
 
 
@@ -304,7 +307,7 @@ def _speculation(texts: Sequence[RunningChoice]) -> Speculation | None:
         num_spec_steps=steps,
         num_draft_tokens=sum(text.drafted for text in texts),
         num_accepted_tokens=accepted,
-        mean_acceptance_length=1 + accepted / steps,
+        mean_acceptance_length=sum(text.gained for text in texts) / steps,
         acceptance_histogram=[counts[many] for many in range(max(counts) + 1)],
     )
 

@@ -224,7 +224,8 @@ class Worker:
                 piece.offsets = decoding.offsets[sent:]
             if decoding.last is not None and decoding.last is not seen:
                 seen = decoding.last
-                piece.drafted, piece.accepted = seen.rows - 1, len(seen.path)
+                # Tokens after the end, or beyond max_tokens, are not the text's.
+                piece.drafted, piece.accepted = seen.rows - 1, min(len(seen.path), piece.tokens)
                 piece.step = self._step(decoding) if ask.steps else None
             sent = len(decoding.tokens)
             if piece.tokens or piece.text:

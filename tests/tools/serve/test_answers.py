@@ -130,6 +130,17 @@ def test_steps_show_their_tree_and_path(server: Any) -> None:
         assert all(step["parents"][row] == above for above, row in pairwise(path))
 
 
+def test_drafts_past_the_end_gained_nothing(server: Any) -> None:
+    """The first token is the prompt's, so the one drafted step gains the second, whatever else it accepts."""
+    before = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+    asked = TEXT | {"max_tokens": 2, "temperature": 0.7, "seed": 1, "n": 4}
+    gained = server.ask("/v1/completions", asked)[1]["usage"]["speculative_decoding"]
+    assert gained["num_spec_steps"] == 4 and gained["mean_acceptance_length"] == 1
+    assert len(gained["acceptance_histogram"]) == 2 and gained["num_accepted_tokens"] <= 4
+    after = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+    assert after - before == gained["num_accepted_tokens"]
+
+
 SCHEMA = {
     "type": "json_schema",
     "json_schema": {
