@@ -229,8 +229,12 @@ class Completion:
             for part in parts:
                 if part.begun:
                     yield event(self._opening(part.index, usage))
+                # The reason has a chunk of its own: some clients read no text next to it.
+                finish, part.finish = part.finish, None
                 if part != News(part.index, begun=part.begun):
                     yield event(self._chunk(part, usage))
+                if finish is not None:
+                    yield event(self._chunk(News(part.index, finish=finish), usage))
         if usage:
             last = self._made([], True)
             last.usage = self.usage

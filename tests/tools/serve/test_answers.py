@@ -1,15 +1,20 @@
 """Answers to clients of OpenAI's interface: the library's texts, whole and in chunks, and errors they understand."""
 
+import asyncio
 import json
 import re
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import draftwood
+from draftwood.tools.serve.bodies import ChatBody, CompletionBody
+from draftwood.tools.serve.completions import Completion
+from draftwood.tools.serve.messages import Begun, Ended, Piece
 
 PROMPT = "the cat sat"
 # With a tree at every step: what the default policy chooses goes by the clock.
@@ -139,6 +144,22 @@ def test_drafts_past_the_end_gained_nothing(server: Any) -> None:
     assert len(gained["acceptance_histogram"]) == 2 and gained["num_accepted_tokens"] <= 4
     after = server.metric("vllm:spec_decode_num_accepted_tokens_total")
     assert after - before == gained["num_accepted_tokens"]
+
+
+@pytest.mark.parametrize("body", [ChatBody(messages=[], stream=True), CompletionBody(prompt="a", stream=True)])
+def test_the_end_of_a_text_and_its_reason_are_two_chunks(body: Any) -> None:
+    """Some clients read no text next to a reason. Here all is there at once, as from a fast engine."""
+    letters = (Begun(id=1, prompt_tokens=1, cached_tokens=0), Piece(id=1, text="hat", tokens=1), Ended(1, "length"))
+    model = SimpleNamespace(name="fast", facts=None, drop=lambda asks: None)
+    model.submit = lambda asks, box: [box.put(0, letter) for letter in letters]
+
+    async def chunks() -> list[bytes]:
+        return [chunk async for chunk in Completion(model, body, 9).chunks()]
+
+    opening, text, reason = [json.loads(chunk[6:])["choices"][0] for chunk in asyncio.run(chunks())[:-1]]
+    assert opening["finish_reason"] is None
+    assert "hat" in str(text) and text["finish_reason"] is None
+    assert reason["finish_reason"] == "length" and (reason["delta"] == {} if "delta" in reason else not reason["text"])
 
 
 SCHEMA = {
