@@ -118,11 +118,9 @@ class Service:
             Route("/v1/completions", _Posted(self.settings, self.complete), methods=["POST"]),
         ]
         routes += [Route(path, self.page, methods=["GET"]) for path in PAGE]
-        origins = list(self.settings.origins)
-        cors = [Middleware(CORSMiddleware, allow_origins=origins, allow_headers=["*"], allow_methods=["GET", "POST"])]
         return Starlette(
             routes=routes,
-            middleware=[Middleware(Guard, service=self), *(cors if origins else [])],
+            middleware=[Middleware(Guard, service=self)],
             exception_handlers={RequestRefused: _refuse, HTTPException: _no_route, Exception: _broken},
         )
 
@@ -238,7 +236,7 @@ class Guard:
     """Before any route: an id for the request, the key, the host; after it a line in the log, without its text."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+        self._app, self._service = _shared(app, service.settings.origins), service
         self._keys = [key.encode() for key in service.settings.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -261,10 +259,8 @@ class Guard:
 
         try:
             refused = self._refusal(scope, headers, state)
-            if refused is not None:
-                await refused.response()(scope, receive, answer)
-            else:
-                await self._app(scope, receive, answer)
+            app = self._app if refused is None else _shared(refused.response(), self._service.settings.origins)
+            await app(scope, receive, answer)
         except Gone:
             status = status or 499
         finally:
@@ -279,8 +275,6 @@ class Guard:
             return RequestRefused("host: expected this machine's own name, got another", status=403)
         if not self._keys or path == "/health" or path in PAGE:
             return None
-        if settings.origins and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
-            return None  # browsers ask so, and send no key, before they send a request with one
         kind, _, presented = headers.get(b"authorization", "").partition(" ")
         # All are compared, and in constant time: how long it takes tells nothing.
         equal = [hmac.compare_digest(presented.strip().encode(), key) for key in self._keys]
@@ -289,6 +283,12 @@ class Guard:
             return RequestRefused(text, status=401, type="authentication_error", code="invalid_api_key")
         state["key"] = str(equal.index(True))
         return None
+
+
+def _shared(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """The application for web pages of some origins. Browsers ask for leave first, and without a key. They show a page
+    no answer that does not name its origin, a refusal of its key neither."""
+    return CORSMiddleware(app, origins, ["GET", "POST"], ["*"]) if origins else app
 
 
 def is_local(host: str) -> bool:

@@ -246,8 +246,9 @@ def test_keys(started: Callable[..., Any], tiny_bundle: Path, tmp_path: Path) ->
         assert (got.status, got.headers["access-control-allow-origin"]) == (status, origin if status == 200 else None)
     body = LONG | {"max_tokens": 2}
     for headers in ({}, {"authorization": "Bearer three"}, {"authorization": "Basic one"}):
-        status, answer, _ = server.ask("/v1/completions", body, **headers)
+        status, answer, shown = server.ask("/v1/completions", body, origin="http://one.example", **headers)
         assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+        assert shown["access-control-allow-origin"] == "http://one.example", "else a browser shows the page nothing"
     for key in ("one", "two"):
         assert server.ask("/v1/completions", body, authorization=f"Bearer {key}")[0] == 200
     (engine,) = server.engines()
