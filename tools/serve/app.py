@@ -288,7 +288,7 @@ class Guard:
 def _shared(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     """The application for web pages of some origins. Browsers ask for leave first, and without a key. They show a page
     no answer that does not name its origin, a refusal of its key neither."""
-    return CORSMiddleware(app, origins, ["GET", "POST"], ["*"]) if origins else app
+    return CORSMiddleware(app, origins, ["GET", "POST"], ["*"], allow_private_network=True) if origins else app
 
 
 def is_local(host: str) -> bool:
