@@ -31,7 +31,7 @@ from draftwood.tools.serve.bodies import (
 )
 from draftwood.tools.serve.calls import CallForm, forced
 from draftwood.tools.serve.errors import RequestRefused
-from draftwood.tools.serve.messages import Ask
+from draftwood.tools.serve.messages import Ask, WrittenChat
 
 DEFAULT_COMPLETION_TOKENS = 16
 # Texts of one request: prompts times choices.
@@ -63,7 +63,7 @@ def asks(
     Raises:
         RequestRefused: too many, more tokens than an answer may have, or what the model cannot be asked for.
     """
-    texts: Sequence[str | list[int] | dict[str, Any]]
+    texts: Sequence[str | list[int] | WrittenChat]
     if isinstance(body, ChatBody):
         texts = [chat_of(body, tools)]
         name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
@@ -148,34 +148,34 @@ def _message(number: int, message: Message) -> dict[str, Any]:
     more = {
         "name": message.name,
         "reasoning_content": message.reasoning_content if message.reasoning is None else message.reasoning,
-        "tool_calls": [_called(f"messages[{number}]", call) for call in message.tool_calls or []] or None,
+        "tool_calls": [_called(call) for call in message.tool_calls or []] or None,
         "tool_call_id": message.tool_call_id,
     }
     return fields | {name: value for name, value in more.items() if value is not None}
 
 
-def _called(where: str, call: AssistantCall) -> dict[str, Any]:
+def _called(call: AssistantCall) -> dict[str, Any]:
     """A call as templates know it, its arguments an object; arguments that are no JSON stay text."""
     arguments: Any = call.function.arguments
     with contextlib.suppress(*DAMAGED):
         arguments = msgspec.json.decode(arguments or "{}")
-    try:
-        msgspec.msgpack.encode(arguments)
-    except (OverflowError, RecursionError):
-        where += ".tool_calls"
-        raise RequestRefused(f"{where}: arguments hold a number of more than 64 bits, or too deep", where) from None
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def chat_of(body: ChatBody | TokenizeBody, tools: Tools) -> dict[str, Any]:
-    """The chat of a request, as `draftwood.runtime.text.messages.Chat` has it; RequestRefused as ``chat_messages``."""
-    return {
+def chat_of(body: ChatBody | TokenizeBody, tools: Tools) -> WrittenChat:
+    """The chat of a request, as `draftwood.runtime.text.messages.Chat` has it; RequestRefused as ``chat_messages``, or
+    if the arguments of a call are nested too deep."""
+    chat = {
         "messages": chat_messages(body.messages or []),
         "tools": tools or None,
         "chat_template_kwargs": body.chat_template_kwargs or {},
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": bool(body.continue_final_message),
     }
+    try:
+        return WrittenChat(msgspec.json.encode(chat))
+    except RecursionError:
+        raise RequestRefused("messages: arguments of a call are nested too deep", "messages") from None
 
 
 def tools(body: Common | TokenizeBody, form: CallForm | None) -> Tools:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from draftwood.errors import RequestError
 from draftwood.manifest import UsualSampling
 from draftwood.runtime.decoding import Finish
 from draftwood.runtime.engines.opening import Opening
@@ -27,11 +28,25 @@ class EngineArguments(Struct, frozen=True, kw_only=True):
     opening: Opening
 
 
+class WrittenChat(Struct):
+    """An object that a chat template takes, in JSON. Whole numbers in it, such as those in the arguments of a call, may
+    have more than 64 bits, which MessagePack's have not."""
+
+    json: bytes
+
+    def read(self) -> Any:
+        """The object; RequestError if it is nested too deep."""
+        try:
+            return msgspec.json.decode(self.json)
+        except RecursionError:
+            raise RequestError("chat: nested too deep") from None
+
+
 class Ask(Struct, tag=True, kw_only=True):
-    """Decode a text. ``prompt``: text, token ids, or an object that a chat template takes."""
+    """Decode a text. ``prompt``: text, token ids, or a chat."""
 
     id: int
-    prompt: str | list[int] | dict[str, Any]
+    prompt: str | list[int] | WrittenChat
     options: Asked
     policy: str
     # Whether every step's tree is wanted.
@@ -52,7 +67,7 @@ class Encode(Struct, tag=True):
     """Turn a prompt into token ids."""
 
     id: int
-    prompt: str | dict[str, Any]
+    prompt: str | WrittenChat
     special: bool = True
 
 

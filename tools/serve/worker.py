@@ -54,6 +54,7 @@ from draftwood.tools.serve.messages import (
     TokenLogprob,
     TopLogprob,
     ToServer,
+    WrittenChat,
 )
 
 WARM_TOKENS = 3
@@ -178,7 +179,7 @@ class Worker:
         next(texts)  # there is room
         if not decoding.finished:
             self._tell_caches()
-            chat, tokenizer = isinstance(ask.prompt, dict), self._model.bundle.tokenizer
+            chat, tokenizer = isinstance(ask.prompt, WrittenChat), self._model.bundle.tokenizer
             begins = chat and reasoning.begins_in(decoding.prompt, self._reasoning, tokenizer)
             self._send(Begun(ask.id, len(decoding.prompt), decoding.state.length, begins))
         for piece in self._pieces(ask, decoding, texts):
@@ -187,7 +188,7 @@ class Worker:
         return decoding.result.finish_reason
 
     def _decoding(self, ask: Ask) -> Decoding:
-        ids = prompt_ids(self._model.bundle, ask.prompt)
+        ids = self._ids(ask.prompt)
         if len(ids) >= self._model.manifest.dims.context:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, but the model's context is {self._model.manifest.dims.context} with"
@@ -197,6 +198,9 @@ class Worker:
         in_process = None if grammar is None else self._held(ask, grammar, ids)
         goes_on = continues(ask.prompt)
         return self._model.stream(ids, policy=ask.policy, held=in_process, continued=goes_on, **ask.options)
+
+    def _ids(self, prompt: str | list[int] | WrittenChat) -> list[int]:
+        return prompt_ids(self._model.bundle, prompt.read() if isinstance(prompt, WrittenChat) else prompt)
 
     def _held(self, ask: Ask, grammar: Grammar, prompt: Sequence[int]) -> ApartGrammar:
         """A grammar in its own process, which a text's end ends wherever that is."""
@@ -271,7 +275,7 @@ class Worker:
             if isinstance(message.prompt, str) and isinstance(tokenizer, Tokenizer):
                 ids = tokenizer.encode(message.prompt, special=message.special)
             else:
-                ids = prompt_ids(self._model.bundle, message.prompt)
+                ids = self._ids(message.prompt)
             self._send(Encoded(message.id, ids))
         except UserError as error:
             self._send(_refusal(message.id, self._told(error)))

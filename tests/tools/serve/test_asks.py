@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from draftwood.errors import RequestError
 from draftwood.manifest import UsualSampling
 from draftwood.runtime.options import Asked, Options
 from draftwood.runtime.speculation.restriction import Wishes
@@ -13,7 +14,7 @@ from draftwood.tools.serve import messages
 from draftwood.tools.serve.asks import asks
 from draftwood.tools.serve.bodies import ChatBody, CompletionBody, parse
 from draftwood.tools.serve.errors import RequestRefused
-from draftwood.tools.serve.messages import Ask
+from draftwood.tools.serve.messages import Ask, WrittenChat
 
 BODY = {
     "model": "m", "prompt": "the cat", "n": 2, "seed": 2**63 - 1, "max_tokens": 7, "temperature": 0.5, "top_p": 0.9,
@@ -25,7 +26,10 @@ BODY = {
 
 def sent(body: dict, **usual: Any) -> list[Ask]:
     """The texts of a body, as an engine's process reads them."""
-    found = asks(parse(json.dumps(body).encode(), CompletionBody), 100, None, [], UsualSampling(**usual))
+    return taken(asks(parse(json.dumps(body).encode(), CompletionBody), 100, None, [], UsualSampling(**usual)))
+
+
+def taken(found: list[Ask]) -> list[Ask]:
     read = [messages.decode_for_engine(messages.framed(ask)[messages.HEAD_BYTES :]) for ask in found]
     assert read == found
     return found
@@ -110,11 +114,25 @@ def test_the_schema_of_any_json_is_a_form() -> None:
         assert ask.options["grammar"] == {}
 
 
+def chat_asked(**more: Any) -> Ask:
+    body = {"messages": [{"role": "user", "content": "the cat"}], **more}
+    (ask,) = taken(asks(parse(json.dumps(body).encode(), ChatBody), 100, None, [], UsualSampling()))
+    return ask
+
+
 def chat_sent(**more: Any) -> Asked:
     """The options of a chat."""
-    body = {"messages": [{"role": "user", "content": "the cat"}], **more}
-    (ask,) = asks(parse(json.dumps(body).encode(), ChatBody), 100, None, [], UsualSampling())
-    return ask.options
+    return chat_asked(**more).options
+
+
+def test_a_call_with_any_whole_number_is_handed_back() -> None:
+    """A model may write one of more than 64 bits, and the next request has it."""
+    call = {"function": {"name": "product", "arguments": f'{{"a": {2**80}}}'}}
+    prompt = chat_asked(messages=[{"role": "assistant", "tool_calls": [call]}]).prompt
+    assert isinstance(prompt, WrittenChat)
+    assert prompt.read()["messages"][0]["tool_calls"][0]["function"]["arguments"] == {"a": 2**80}
+    with pytest.raises(RequestError, match="chat: nested too deep"):
+        WrittenChat(b"[" * 2000 + b"]" * 2000).read()
 
 
 def test_two_lengths_of_an_answer_are_one() -> None:
