@@ -20,6 +20,9 @@ from draftwood.runtime.text.messages import Chat
 
 _Parsed = TypeVar("_Parsed")
 
+# Roles that templates write, by these names or whatever the name is.
+_ROLES = ("system", "user", "assistant")
+
 # Of a text: about a million tokens, more than any context; four times as much takes a minute and gigabytes.
 MOST_BYTES = 4 << 20
 # Up to so many bytes a text takes milliseconds; of those with more than so many one at a time is encoded.
@@ -226,8 +229,27 @@ class Tokenizer:
         messages = checked.marked if checked.continue_final_message else checked.messages
         fixed: dict[str, Any] = {"messages": messages, "tools": checked.tools, "documents": checked.documents}
         fixed["add_generation_prompt"] = checked.add_generation_prompt
-        rendered = self._templates.render(name, self._template_tokens | checked.chat_template_kwargs | fixed)
+        values = self._template_tokens | checked.chat_template_kwargs | fixed
+        rendered = self._templates.render(name, values)
+        self._check_roles(name, values, rendered)
         return checked.continued(rendered) if checked.continue_final_message else rendered
+
+    def _check_roles(self, name: str, values: dict[str, Any], rendered: str) -> None:
+        """Refuses messages that a template leaves out, since it knows no such role. If it names none, it may still
+        write them: the text without them shows it."""
+        source, messages = self._templates.source(name) or "", values["messages"]
+        roles = {message["role"] for message in messages}
+        strange = {role for role in roles.difference(_ROLES) if f"'{role}'" not in source and f'"{role}"' not in source}
+        if not strange:
+            return
+        known = [message for message in messages if message["role"] not in strange]
+        try:
+            left_out = self._templates.render(name, values | {"messages": known}) == rendered
+        except RequestError:  # the others alone are no chat
+            return
+        if left_out:
+            at, role = next((at, one["role"]) for at, one in enumerate(messages) if one["role"] in strange)
+            raise RequestError(f"chat: message {at}: the template leaves the role {role!r:.40} out; give another")
 
     def _named(self, tools: bool) -> str:
         return "tool_use" if tools and "tool_use" in self._templates else "default"

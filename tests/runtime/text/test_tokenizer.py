@@ -404,6 +404,22 @@ def test_a_template_is_found_in_each_of_its_places(tmp_path):
     assert Tokenizer.load(tmp_path).render(MESSAGES) == "False"
 
 
+def test_a_message_that_a_template_leaves_out_for_its_role_is_refused(tmp_path):
+    """The model would not see it."""
+    chooses = (
+        "{% for one in messages %}{% if one.role == 'user' %}<{{ one.content }}>{% elif one.role == 'tool' %}"
+        "{% if not loop.first %}[{{ one.content }}]{% endif %}{% endif %}{% endfor %}"
+    )
+    (tmp_path / "any").mkdir()
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template=chooses))
+    writes_any = Tokenizer.load(save(tmp_path / "any", byte_level(), chat_template=CHAT_TEMPLATE))
+    user, human = {"role": "user", "content": "a"}, {"role": "Human", "content": "b"}
+    assert text.render([user, {"role": "tool", "content": "c"}]) == "<a>[c]"
+    with pytest.raises(RequestError, match="chat: message 1: the template leaves the role 'Human' out"):
+        text.render([user, human, user])
+    assert "b" in writes_any.render([user, human])
+
+
 def test_without_a_template_there_is_no_chat(texts, tmp_path):
     only_tools = save(tmp_path, byte_level(), chat_template=[{"name": "tool_use", "template": "t"}])
     for text in (texts["byte_level"], Tokenizer.load(only_tools)):
