@@ -282,7 +282,10 @@ class Completion:
 
 def event(content: Any) -> bytes:
     """A server-sent event."""
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+    data = msgspec.json.encode(content)
+    for end in "\x85\u2028\u2029":  # many clients take them for the line's end, as Python's splitlines does
+        data = data.replace(end.encode(), f"\\u{ord(end):04x}".encode())
+    return b"data: " + data + b"\n\n"
 
 
 def _add(part: News, text: RunningChoice, piece: Piece) -> None:

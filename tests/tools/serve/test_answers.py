@@ -13,7 +13,7 @@ import pytest
 
 import draftwood
 from draftwood.tools.serve.bodies import ChatBody, CompletionBody
-from draftwood.tools.serve.completions import Completion
+from draftwood.tools.serve.completions import Completion, event
 from draftwood.tools.serve.messages import Begun, Ended, Piece
 
 PROMPT = "the cat sat"
@@ -75,6 +75,12 @@ def test_a_streams_logprobs_are_the_whole_answers(server: Any, plain: Any, sampl
     for token, begin in zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True):
         assert "bytes:" in before + token or choice["text"].startswith(token, begin)  # or part of a character
         before = token
+
+
+def test_an_event_is_one_line_to_clients_that_know_all_of_unicodes() -> None:
+    text = "".join(chr(number) for number in range(0x3000))
+    line, *empty = event({"content": text}).decode().splitlines()
+    assert json.loads(line.removeprefix("data: ")) == {"content": text} and empty == [""]
 
 
 def test_every_choice_of_a_stream_begins_with_its_role(server: Any) -> None:
