@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import os
 import signal
 import socket
@@ -21,7 +22,6 @@ from draftwood.tools.serve.http import protocol
 
 log = logging.getLogger("draftwood.serve")
 
-KEEP_ALIVE_SECONDS = 30
 # Between the last answer and the end, for its bytes to leave.
 GRACE_SECONDS = 2
 
@@ -63,7 +63,7 @@ async def serve(service: Service, listener: socket.socket, drain_seconds: float)
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=math.ceil(service.settings.deadline),
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server, models = _Server(config), list(service.models.values())

@@ -1,5 +1,6 @@
 """The server's limits: full queues, clients that leave or are slow or many, and an engine that is killed."""
 
+import asyncio
 import contextlib
 import gzip
 import http.client
@@ -17,7 +18,9 @@ from typing import Any
 import pytest
 
 from draftwood.errors import RequestError
-from draftwood.tools.serve.life import listening
+from draftwood.tools.serve.app import Service, Settings
+from draftwood.tools.serve.life import listening, serve
+from draftwood.tools.serve.metrics import Metrics
 
 from .conftest import LONG, WAIT, until
 
@@ -159,6 +162,17 @@ def test_every_loopback_address_is_this_machine(server: Any) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT) as connection:
         connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")  # as HAProxy's checks
         assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_idle_connection_stays_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn has a clock of its own for it."""
+
+    def config(app: Any, **options: Any) -> None:
+        raise RuntimeError(f"{options['timeout_keep_alive']} s")
+
+    monkeypatch.setattr("uvicorn.Config", config)
+    with socket.socket() as listener, pytest.raises(RuntimeError, match=r"^60 s$"):
+        asyncio.run(serve(Service({}, Settings(deadline=60), Metrics()), listener, 0))
 
 
 @pytest.mark.parametrize("host", ["a..b", "[::1]", "192.0.2.1"])
