@@ -208,9 +208,11 @@ def forced(form: CallForm, tools: Sequence[dict[str, Any]]) -> str:
     """A grammar, in Lark's syntax, of exactly one call of one of some tools.
 
     The parameters of each tool are a schema of their own, since references in it (``#/$defs/Item``) begin at its root.
+    The white space that templates write between a mark and the call may stand there: Qwen's line ends, Mistral's space.
     """
     before, after = ('"["', '"]"') if form.listed else ("", "")
-    begin, end = (_mark(form, mark) if mark else "" for mark in (form.begin, form.end))
+    begin = rf"{_mark(form, form.begin)} /[ \n]?/" if form.begin else ""
+    end = rf"/\n?/ {_mark(form, form.end)}" if form.end else ""
     calls = " | ".join(f"call_{number}" for number in range(len(tools)))
     lines = [f"start: {begin} {before} call {after} {end}", f"call: {calls}"]
     for number, tool in enumerate(tools):
