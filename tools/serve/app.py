@@ -226,10 +226,9 @@ class _Posted:
             content = await read_body(scope, receive, settings.most_body, settings.deadline)
             await self._answer(content, receive, send, scope)
         except RequestRefused as error:
-            response = error.response()
-            if error.status in (408, 413, 415):
-                response.headers["connection"] = "close"  # the rest of the body is not read
-            await response(scope, receive, send)
+            # The rest of a body is dropped as it comes, up to the deadline: closing would reset the connection, and the
+            # client, which reads nothing while it sends, would never know why.
+            await error.response()(scope, receive, send)
 
 
 class Guard:

@@ -113,10 +113,12 @@ def test_who_never_finishes_a_request_is_cut(ends: dict[str, Future[None]], name
     ends[name].result()
 
 
+@pytest.mark.parametrize("size", [40_000, 3_000_000])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_is_too_large(server: Any, chunked: bool) -> None:
+def test_a_body_that_is_too_large(server: Any, chunked: bool, size: int) -> None:
+    """The client reads the answer once it has sent all, which the server had not read."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT)
-    content = b'{"prompt": "' + b"x" * 40000 + b'"}'
+    content = b'{"prompt": "' + b"x" * size + b'"}'
     body = iter([content[:15000], content[15000:]]) if chunked else content
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"}, encode_chunked=chunked)
     answer = connection.getresponse()
