@@ -28,9 +28,8 @@ PYTHON_TAG = "<|python_tag|>"
 _DECODER = json.JSONDecoder(strict=False)
 # JSON without choice in its white space: models have seen this form, because templates write calls so.
 _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# Of a tool that names none, and of one with an empty schema.
-_NO_PARAMETERS = {"type": "object", "additionalProperties": False}
-_ANY = {"type": "object"}
+# Of a tool that names none.
+_NO_PARAMETERS = {"additionalProperties": False}
 
 
 class CallForm(Struct, kw_only=True):
@@ -218,7 +217,8 @@ def forced(form: CallForm, tools: Sequence[dict[str, Any]]) -> str:
     for number, tool in enumerate(tools):
         name = json.dumps(tool["function"]["name"], ensure_ascii=False)
         written = json.dumps(f'{{"name": {name}, "{form.arguments}": ', ensure_ascii=False)
-        schema = (tool["function"].get("parameters", _NO_PARAMETERS) or _ANY) | {"x-guidance": _AS_TEMPLATES_WRITE}
+        parameters = tool["function"].get("parameters", _NO_PARAMETERS)
+        schema = {"type": "object"} | parameters | {"x-guidance": _AS_TEMPLATES_WRITE}
         lines += [
             f'call_{number}: {written} parameters_{number} "}}"',
             f"parameters_{number}: %json {json.dumps(schema)}",

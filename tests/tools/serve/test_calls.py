@@ -164,6 +164,18 @@ def test_a_mark_that_is_an_added_token_but_not_special_can_be_asked_for() -> Non
             held.take(position, token)
 
 
+@pytest.mark.parametrize("inner", [{"required": ["a"]}, {"$ref": "#/$defs/A", "$defs": {"A": {"required": ["a"]}}}])
+def test_parameters_are_an_object_whether_or_not_their_schema_says_so(inner: dict) -> None:
+    """Any other value is no call."""
+    pytest.importorskip("llguidance")
+    tokenizer, tool = train_tokenizer([], 261), {"function": {"name": "f", "parameters": inner}}
+    held = Grammars(tokenizer.to_str(), 261, [1]).begin(forced(LLAMA, [tool]))
+    *before, number = tokenizer.encode('{"name": "f", "parameters": 3').ids
+    for position, token in enumerate(before):
+        held.take(position, token)
+    assert held.allows(len(before), tokenizer.token_to_id("{")) and not held.allows(len(before), number)
+
+
 def test_references_in_a_tools_parameters_begin_at_their_own_root() -> None:
     """As pydantic writes models within models; ``#`` is the parameters, and not the call."""
     pytest.importorskip("llguidance")
