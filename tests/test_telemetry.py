@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from draftwood.tools.machine import OPENVINO
+
 # Each of them silences onnxruntime by itself.
 SILENT = ("CI", "GITHUB_ACTIONS", "TF_BUILD", "JENKINS_URL", "ORT_RUNNING_UNIT_TESTS", "ORT_DISABLE_TELEMETRY")
 SESSION = """
@@ -27,8 +29,8 @@ print(name, [module for module in sys.modules if module.startswith("openvino_tel
 @pytest.fixture
 def at_home(tmp_path: Path) -> dict[str, str | None]:
     """Variables of a process of a user who has never run anything, outside CI."""
-    names = (*SILENT, "XDG_CACHE_HOME")
-    return {**dict.fromkeys(names), "HOME": str(tmp_path / "home")}
+    (home := tmp_path / "home").mkdir()  # openvino_telemetry makes none, and is silent without
+    return {**dict.fromkeys((*SILENT, "XDG_CACHE_HOME")), "HOME": str(home)}
 
 
 def files(at_home: dict[str, str | None]) -> list[str]:
@@ -44,6 +46,12 @@ def test_onnxruntime_keeps_no_number_for_the_machine(python: Callable[..., str],
 def test_openvino_finds_nothing_to_report_with(python: Callable[..., str], at_home: dict) -> None:
     pytest.importorskip("openvino")
     assert python(IMPORTED, environment=at_home) == "openvino []\n"
+    assert files(at_home) == []
+
+
+def test_the_doctor_asks_openvino_in_silence(python: Callable[..., str], at_home: dict) -> None:
+    pytest.importorskip("openvino")
+    assert python(OPENVINO, environment=at_home).startswith('{"CPU": ')
     assert files(at_home) == []
 
 

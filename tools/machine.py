@@ -21,8 +21,9 @@ FEATURES = (
 )
 PROBE_SECONDS = 300
 OPENVINO = """
-import json, openvino
-core = openvino.Core()
+import json
+from draftwood.telemetry import import_openvino
+core = import_openvino().Core()
 print(json.dumps({name: core.get_property(name, "FULL_DEVICE_NAME") for name in core.available_devices}))
 """
 HTP = """
