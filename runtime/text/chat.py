@@ -90,7 +90,9 @@ class Templates:
             except BrokenPipeError:  # something else has ended it since the last text
                 self._stop()
                 continue
-            if not select.select([process.stdout], [], [], _PATIENCE_SECONDS)[0]:
+            waiting = select.poll()  # select.select knows files up to number 1023 alone
+            waiting.register(process.stdout, select.POLLIN)
+            if not waiting.poll(_PATIENCE_SECONDS * 1e3):
                 self._stop()
                 return {"failed": f"no answer within {_PATIENCE_SECONDS:.0f} seconds"}
             answer: dict[str, Any] | None = rendering.read(process.stdout)

@@ -1,8 +1,12 @@
 """Streaming equals decoding at once; chat prompts are those of transformers."""
 
+import contextlib
 import functools
 import itertools
 import json
+import os
+import resource
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -522,6 +526,19 @@ def test_a_text_is_rendered_behind_one_whose_process_was_killed(tmp_path):
     text._templates._process.kill()
     text._templates._process.wait()
     assert text.render(MESSAGES[:1]) == "1"
+
+
+def test_a_text_is_rendered_by_a_program_with_many_files(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("this user may not open so many")
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template="{{ messages | length }}"))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+        for _ in range(1024):
+            stack.enter_context(Path(os.devnull).open())
+        assert text.render(MESSAGES) == "4"
 
 
 def test_the_process_that_renders_ends_with_its_tokenizer(tmp_path):
