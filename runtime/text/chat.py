@@ -106,10 +106,10 @@ class Templates:
         """The process that renders; one of this process, not of one that it was forked from."""
         if self._process is None or self._owner != os.getpid():
             self._owner = os.getpid()
-            # -I: neither the working folder nor variables decide its imports. Its own session: an interrupt at the
-            # terminal is for the asking process.
+            # -I: neither the working folder nor variables decide its imports. jinja2 may lie where this program alone
+            # looks (pip install --user, --target). Its own session: an interrupt at the terminal is for the asker.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", rendering.__file__],
+                [sys.executable, "-I", rendering.__file__, *filter(None, map(str, sys.path))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -91,7 +91,8 @@ def write(sink: IO[bytes], message: Any) -> None:
 
 
 def main() -> None:
-    """Renders requests, until the other side ends."""
+    """Renders requests, until the other side ends. The arguments are folders in which jinja2 may lie."""
+    sys.path += sys.argv[1:]
     import jinja2
 
     limit(resource.RLIMIT_AS, MOST_MEMORY)

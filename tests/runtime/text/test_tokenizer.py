@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import resource
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -526,6 +528,14 @@ def test_a_text_is_rendered_behind_one_whose_process_was_killed(tmp_path):
     text._templates._process.kill()
     text._templates._process.wait()
     assert text.render(MESSAGES[:1]) == "1"
+
+
+def test_a_text_is_rendered_by_a_jinja_outside_of_the_pythons_own_packages(tmp_path, monkeypatch):
+    (bare := tmp_path / "python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bare))
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template="{{ messages | length }}"))
+    assert text.render(MESSAGES) == "4"
 
 
 def test_a_text_is_rendered_by_a_program_with_many_files(tmp_path):
