@@ -19,12 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines.choice import default_engine, open_engine
-    from draftwood.runtime.tuned import keep_times
+    from draftwood.runtime.tuned import keep_times, prepare_times
     from draftwood.threads import share_threads
     from draftwood.tools.measure.tune import tune
 
     bundle = Bundle.open(args.bundle)
     engine = args.engine or default_engine(bundle)
+    prepare_times(bundle, engine, args.threads)
     share_threads(args.threads)
     opened = open_engine(bundle, opening_of(args, engine=engine))
     times = tune(opened, SECONDS, opened.batches)

@@ -96,6 +96,15 @@ def test_tuned_times_are_kept_for_this_bundle_and_machine(
     assert tuned_times(Bundle.open(other), "cpu", 1) == ()
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/self")  # nobody makes a folder there
+    monkeypatch.setattr("draftwood.tools.measure.tune.tune", None)
+    assert main(["tune", str(tiny_bundle)]) == 2
+    assert "set XDG_CACHE_HOME to a folder of yours" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2]", b"\xff\xfe"])
 def test_a_damaged_cache_is_no_cache(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
