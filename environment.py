@@ -66,7 +66,7 @@ def npu_chips() -> tuple[str, ...]:
         return ()
     try:
         done = subprocess.run(
-            [sys.executable, "-c", NAME_NPUS], capture_output=True, text=True, timeout=120, check=True
+            [sys.executable, "-P", "-c", NAME_NPUS], capture_output=True, text=True, timeout=120, check=True
         )
         return tuple((done.stdout.splitlines() or [""])[-1].split())
     except (OSError, subprocess.SubprocessError):

@@ -94,7 +94,7 @@ def _told(code: str) -> Any:
     """The JSON that code prints, None if it fails; run in a process of its own, since drivers take part."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
+            [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
         )
         return json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
@@ -147,7 +147,7 @@ def ended(command: Sequence[str], limit_s: float) -> CommandEnd:
 def probed(module: str, *arguments: str, limit_s: float = PROBE_SECONDS) -> list[dict[str, Any]]:
     """The verdicts of a probe, from its last line, or how it ended. It has a process of its own: what fails on a device
     may take its process along."""
-    done = ended([sys.executable, "-m", module, *arguments], limit_s)
+    done = ended([sys.executable, "-P", "-m", module, *arguments], limit_s)
     with contextlib.suppress(ValueError, IndexError):
         verdicts: list[dict[str, Any]] = json.loads(done.out.splitlines()[-1])
         return verdicts

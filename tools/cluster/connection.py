@@ -111,7 +111,7 @@ def _must_be_here() -> None:
 def answers_strangers(address: str) -> bool:
     """Whether Ray at an address answers someone who has no token."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
         done = subprocess.run(
             command,

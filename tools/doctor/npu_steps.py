@@ -23,7 +23,7 @@ BUNDLES = {
     "wide-w8a8": ("wide", "medusa", "full:3x2x1", "--precision w8a8"),
     "wide-8": ("wide-8", "medusa", "full:3x2x1", ""),
 }
-_DRAFTWOOD: tuple[str, ...] = (sys.executable, "-m", "draftwood.tools.cli")
+_DRAFTWOOD: tuple[str, ...] = (sys.executable, "-P", "-m", "draftwood.tools.cli")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def _built(folder: Path, name: str) -> Iterator[TrialCommand]:
     model, drafter, tree, more = BUNDLES[name]
     teacher, bundles = folder / "models" / model, [bundle for bundle, parts in BUNDLES.items() if parts[0] == model]
     if name == bundles[0]:
-        making = (sys.executable, "-m", "draftwood.tools.doctor.npu_models", model, str(teacher))
+        making = (sys.executable, "-P", "-m", "draftwood.tools.doctor.npu_models", model, str(teacher))
         yield TrialCommand(f"make {model}", making, 300)
     words = f"--tree {tree} --kv 1024 --target ge {more} --out".split()
     command = (*_DRAFTWOOD, "build", str(teacher), "--drafter", str(teacher / drafter), *words, str(folder / name))

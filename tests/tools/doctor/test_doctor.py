@@ -54,6 +54,13 @@ def test_text_answers_for_every_ability(capsys: pytest.CaptureFixture[str]) -> N
         assert line.removeprefix(f"  {ability}").split()[0] in ("yes", "no")
 
 
+def test_a_probe_imports_nothing_of_the_folder_that_one_is_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('somebody else's')")
+    monkeypatch.chdir(tmp_path)
+    assert machine._told("import json; print(json.dumps(1))") == 1
+    assert machine.probed("json.tool", "--help")[0]["seen"].startswith("exit code 0: ")
+
+
 def test_this_machine_runs_and_builds() -> None:
     found = doctor.report()
     assert found["can"]["run bundles"]["ok"]

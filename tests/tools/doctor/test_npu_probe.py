@@ -157,8 +157,8 @@ def test_the_steps_are_draftwoods(
         tmp_path / n / "npu" / "om" for n in ("medusa", "wide")
     } | {None}
     for step in found.values():
-        if step.command[1:3] == ("-m", "draftwood.tools.cli") and step.needs is not None:
-            assert main([*step.command[3:]]) == 2, step.name
+        if step.command[1:4] == ("-P", "-m", "draftwood.tools.cli") and step.needs is not None:
+            assert main([*step.command[4:]]) == 2, step.name
             assert str(tmp_path) in capsys.readouterr().err, step.name
             # The bundles are for an NPU alone, and only some commands can take one.
             assert step.needs not in {tmp_path / name for name in BUNDLES} or "--engine" in step.command, step.name
