@@ -1,8 +1,12 @@
-"""The threads of onnxruntime's sessions: one pool of a process, or one of each session."""
+"""The threads of onnxruntime's sessions: one pool of a process, or one of each session. And what a container or a
+service may take, by which they are counted.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,20 +17,34 @@ if TYPE_CHECKING:
 
 # More than any machine has; onnxruntime starts what it is asked for.
 MOST_THREADS = 1024
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _shared = False
 
 
-def default_threads(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """The processors this process may use: the scheduler's mask and a container's quota counted, which ``limit``
-    holds."""
+def default_threads(mounted: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
+    """The processors this process may use: the scheduler's mask counts, and the quotas of a container or a service."""
     if not hasattr(os, "sched_getaffinity"):  # macOS
         return os.cpu_count() or 1
+    most = len(os.sched_getaffinity(0))
+    for limit in cgroup_limits("cpu.max", mounted, own):
+        quota, _, period = limit.partition(" ")
+        if quota.isdecimal() and period.isdecimal():
+            most = min(most, int(quota) // int(period))
+    return max(1, most)
+
+
+def cgroup_limits(name: str, mounted: Path = CGROUPS, own: Path = OWN_CGROUP) -> Iterator[str]:
+    """What a file says in this process's control group and in each that holds it; all of them count. A container sees
+    its own as the outermost one, a service of systemd lies deeper."""
     try:
-        quota, period = limit.read_text().split()
-    except (OSError, ValueError):
-        quota = period = "max"
-    most = int(quota) // int(period) if quota.isdecimal() and period.isdecimal() else MOST_THREADS
-    return max(1, min(len(os.sched_getaffinity(0)), most))
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    group = mounted / next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
+    for folder in (group, *group.parents):
+        if folder.is_relative_to(mounted):
+            with contextlib.suppress(OSError):
+                yield (folder / name).read_text().strip()
 
 
 def counted_threads(threads: int | None) -> int:

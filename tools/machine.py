@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftwood import environment
-from draftwood.threads import default_threads
+from draftwood.threads import cgroup_limits, default_threads
 
 # What decides which matrix kernels run, x86 and Arm.
 FEATURES = (
@@ -50,15 +50,15 @@ def processor(cpuinfo: str | None = None) -> dict[str, object]:
 
 
 def memory() -> dict[str, int | None]:
-    """Total and available memory in bytes; a container's limit counts as its total."""
+    """Total and available memory in bytes; the limit of a container or a service counts as its total."""
     fields: dict[str, int] = {}
     for line in read_text(Path("/proc/meminfo")).splitlines():
         name, _, value = line.partition(":")
         fields[name] = 1024 * int(value.removesuffix("kB"))
     total = fields.get("MemTotal")
-    limit = read_text(Path("/sys/fs/cgroup/memory.max")).strip()
-    if total is not None and limit.isdecimal():
-        total = min(total, int(limit))
+    limits = [int(limit) for limit in cgroup_limits("memory.max") if limit.isdecimal()]
+    if total is not None:
+        total = min([total, *limits])
     return {"total_bytes": total, "available_bytes": fields.get("MemAvailable")}
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from draftwood.errors import RequestError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import sessions, static
+from draftwood.runtime.engines.memory import machine_memory
 from draftwood.runtime.engines.qnn import HtpBindings
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, fixed, session, sessions_in_memory
 from draftwood.runtime.engines.static import OnnxStaticEngine
@@ -81,6 +83,17 @@ def test_the_number_of_graphs_follows_from_memory(bundle: Bundle, monkeypatch: p
     for quarters, most in ((11, 2), (1, 1)):
         monkeypatch.setattr(sessions, "machine_memory", lambda memory=quarters * weights: memory)
         assert sessions_in_memory(SimpleNamespace(manifest=packed, folder=bundle.folder)) == most
+
+
+def test_a_containers_limit_of_memory_counts(tmp_path: Path) -> None:
+    (own := tmp_path / "own").write_text("0::/a.slice/b.service\n")
+    (inner := tmp_path / "a.slice" / "b.service").mkdir(parents=True)
+    (tmp_path / "a.slice" / "memory.max").write_text("max\n")
+    machine = machine_memory(tmp_path, own)
+    (tmp_path / "memory.max").write_text("4294967296\n")
+    assert machine_memory(tmp_path, own) == min(machine, 4 << 30)
+    (inner / "memory.max").write_text("268435456\n")
+    assert machine_memory(tmp_path, own) == 256 << 20
 
 
 def test_an_htp_writes_its_caches_apart_and_copies_them_back(bundle: Bundle) -> None:
