@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -43,6 +44,12 @@ def test_limits_are_known_and_within_bounds(limit: str, said: str, capsys: pytes
     args = understood(["serve", "bundle", "--limit", "drain=1", "--limit", "per-key=2", "--limit", "drain=3"])
     found = {name: default for name, (_, _, default, _) in serve.LIMITS.items()} | {"per-key": 2, "drain": 3}
     assert serve.limits_of(args) == found
+
+
+def test_keys_of_the_environment_are_inherited_by_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(serve.KEYS, "one,two")
+    assert cli.main(["serve", str(tmp_path), "--host", "0.0.0.0"]) == 2  # no bundle; without keys the host is refused
+    assert serve.KEYS not in os.environ
 
 
 def manifests() -> list[Any]:

@@ -54,8 +54,9 @@ def main(args: argparse.Namespace) -> int:
 
         return RayModel(name, deployed[name], serve.limits_of(args)["waiting"], metrics)
 
+    keys = serve.keys_given(args)  # before Ray is started, whose processes inherit the environment
     with joined(args.address, args.trusted_network) if args.address else own_ray(_enough(deployed)):
-        return serve.run(args, served)
+        return serve.run(args, keys, served)
 
 
 def _deployed(args: argparse.Namespace, bundle: Path) -> Deployed:

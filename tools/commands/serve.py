@@ -66,19 +66,20 @@ def main(args: argparse.Namespace) -> int:
     def served(name: str, bundle: Path, metrics: ModelMetrics) -> ServedModel:
         return ServedModel(name, EngineArguments(bundle=str(bundle), opening=opening), metrics)
 
-    return run(args, served)
+    return run(args, keys_given(args), served)
 
 
-def run(args: argparse.Namespace, served: Callable[[str, Path, ModelMetrics], ServedModel]) -> int:
+def run(
+    args: argparse.Namespace, keys: tuple[str, ...], served: Callable[[str, Path, ModelMetrics], ServedModel]
+) -> int:
     """Serves the bundles that were given until a signal, each as ``served`` makes it."""
     import asyncio
     import logging
 
     from draftwood.tools.serve.app import Service, Settings, is_local
-    from draftwood.tools.serve.life import listening, read_keys, serve
+    from draftwood.tools.serve.life import listening, serve
     from draftwood.tools.serve.metrics import Metrics, ModelMetrics
 
-    keys = read_keys(args.api_key_file) if args.api_key_file else keys_of(os.environ.get(KEYS, ""))
     local = is_local(args.host)
     if not (local or keys or args.trusted_network):
         raise RequestError(
@@ -133,9 +134,15 @@ def named(entries: list[str]) -> dict[str, Path]:
     return bundles
 
 
-def keys_of(text: str) -> tuple[str, ...]:
-    """The keys of the environment."""
-    return tuple(key for part in text.split(",") if (key := part.strip()))
+def keys_given(args: argparse.Namespace) -> tuple[str, ...]:
+    """The keys of the file, or else of the environment. That has them no longer: the processes that are started later,
+    to run a bundle's template and strangers' grammars, would inherit them."""
+    from draftwood.tools.serve.life import read_keys
+
+    keys = os.environ.pop(KEYS, "")
+    if args.api_key_file:
+        return read_keys(args.api_key_file)
+    return tuple(key for part in keys.split(",") if (key := part.strip()))
 
 
 def _limit(text: str) -> tuple[str, int]:
