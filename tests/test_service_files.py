@@ -73,6 +73,8 @@ def test_the_pod_says_what_the_command_takes() -> None:
     assert serve.limits_of(args)["drain"] + 5 < pod["spec"]["terminationGracePeriodSeconds"]
     assert {str(args.api_key_file.parent), *args.bundles} <= {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == {one["name"] for one in pod["spec"]["volumes"]}
+    # A scraper that follows annotations has no key, and gets 401.
+    assert "prometheus.io/scrape" not in pod["metadata"].get("annotations", {}) or not args.api_key_file
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
 
 
