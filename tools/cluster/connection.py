@@ -45,14 +45,21 @@ def own_ray(processors: int) -> Iterator[None]:
 
     folder = tempfile.mkdtemp(prefix="ray-", dir=_FOLDER)  # of mode 0700; its own Ray opens to everyone
     try:
-        ray.init(
-            "local",
-            num_cpus=processors,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_BYTES,
-            _temp_dir=f"{folder}/ray",
-            configure_logging=False,
-        )
+        try:
+            ray.init(
+                "local",
+                num_cpus=processors,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_BYTES,
+                _temp_dir=f"{folder}/ray",
+                configure_logging=False,
+            )
+        except Exception as error:  # it has no family for this; 30 s are its own limit
+            why = str(error).partition("\n")[0].partition(". ")[0]
+            raise RequestError(
+                f"Ray does not start here: {why}; try again when the machine has less to do, or use draftwood serve,"
+                " which needs no Ray"
+            ) from error
         address = ray.util.get_node_ip_address()
         if not ipaddress.ip_address(address).is_loopback:
             raise RequestError(f"Ray listens on {address}, beyond this machine; install the release of constraints.txt")

@@ -24,6 +24,23 @@ from .conftest import LONG, WAIT, until
 pytest.importorskip("ray", reason="needs the extra cluster")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own code
 
+SLOW_RAY = """
+def init(*given, **named):
+    raise Exception("The current node timed out during startup. This could happen because ...")
+
+def shutdown():
+    pass
+"""
+STARTED = """
+from draftwood.errors import RequestError
+from draftwood.tools.cluster.connection import own_ray
+try:
+    with own_ray(1):
+        pass
+except RequestError as error:
+    print(error)
+"""
+
 # So many that with two replicas all fall to one of them once in two thousand times.
 SESSIONS = "abcdefghijkl"
 
@@ -31,6 +48,13 @@ SESSIONS = "abcdefghijkl"
 def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     assert cli.main(["deploy", *map(str, arguments), "--print"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def test_a_ray_that_does_not_start_is_one_line(python: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text(SLOW_RAY)
+    said = python(STARTED)
+    assert said.startswith("Ray does not start here: The current node timed out during startup; try again")
+    assert said.count("\n") == 1
 
 
 def test_the_printed_application_is_importable_and_as_asked(
