@@ -37,19 +37,25 @@ class EngineProcess:
         """Waits until the bundle is proved and warm; ``listen`` then begins.
 
         Raises:
-            BundleError: the process ended before that; what was wrong is on stderr.
+            BundleError: there can be no process, or it ended before that; what was wrong is on stderr.
         """
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as failing:
             failing.callback(ours.close)
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "draftwood.tools.serve.worker", str(theirs.fileno())),
-                msgspec.json.encode(arguments),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # an interrupt at the terminal is for the server, which drains
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "draftwood.tools.serve.worker", str(theirs.fileno())),
+                    msgspec.json.encode(arguments),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,  # an interrupt at the terminal is for the server, which drains
+                )
+            except OSError as error:
+                raise BundleError(
+                    f"{arguments.bundle}: no process can be started for its engine: {error.strerror}; raise the limit"
+                    " of processes (ulimit -u, a container's pids) or of memory"
+                ) from error
             failing.pop_all()
         reader, writer = await asyncio.open_connection(sock=ours)
         try:

@@ -2,6 +2,8 @@
 gives 400."""
 
 import asyncio
+import errno
+import os
 import random
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+from draftwood.errors import BundleError
 from draftwood.runtime.engines.opening import Opening
 from draftwood.tests.fuzz.bodies import bodies
 from draftwood.tools.serve import completions
@@ -230,3 +233,12 @@ def test_a_nested_field_is_known_or_refused_by_its_path(more: dict[str, Any], pa
     with pytest.raises(RequestRefused) as caught:
         parse(content, ChatBody)
     assert caught.value.body.error.param == param
+
+
+def test_a_machine_without_room_for_a_process_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", full)
+    with pytest.raises(BundleError, match="b: no process can be started for its engine: Resource temporarily"):
+        asyncio.run(EngineProcess.start(EngineArguments(bundle="b", opening=Opening())))
