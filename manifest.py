@@ -363,12 +363,19 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest alone; BundleError if it is missing, malformed or of another version."""
+    """The manifest alone; BundleError if it is missing, malformed, of another version, or where no engine opens it."""
     path = folder / MANIFEST_FILE
     try:
         data = read_regular(path, MOST_BYTES)
     except OSError as error:
         raise BundleError(f"{folder}: {_no_bundle(folder, error)}") from None
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise BundleError(
+            f"{folder}: the path is not UTF-8, and onnxruntime opens no such files; rename the folder, or, if it is"
+            " UTF-8, set a locale that is"
+        ) from None
     try:
         version = msgspec.json.decode(data, type=_Version).schema_version
         if version != SCHEMA_VERSION:

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -89,3 +90,10 @@ def test_a_tree_with_a_cycle_is_refused(copy: Path) -> None:
     files = manifest["files"] | {"trees/ragged.json": msgspec.to_builtins(list_file(path))}
     with pytest.raises(BundleError, match=r"ragged\.json"):
         Bundle.open(edited(copy, files=files))
+
+
+def test_a_path_that_no_engine_opens_is_refused(tmp_path: Path) -> None:
+    (folder := tmp_path / os.fsdecode(b"a \xff")).mkdir()
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(BundleError, match="the path is not UTF-8"):
+        named([str(folder)])
