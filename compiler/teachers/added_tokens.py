@@ -95,7 +95,8 @@ def end_id(model: Path) -> int | None:
 def _ids(model: Path, config: Fields) -> Iterator[Fields]:
     """Ids by token, of every file that has some; those of whole vocabularies, which take long to read, last."""
     listed = config.nested(_LISTED).values.items()
-    yield Fields(config.path, {content_of(config, _LISTED, token): _id(config, key) for key, token in listed})
+    contents = ((key, content_of(config, _LISTED, token)) for key, token in listed)
+    yield Fields(config.path, {content: _id(config, key) for key, content in contents if content})
     yield fields_of(model / ADDED)
     if (path := model / VOCABULARY).is_file():
         vocabulary = fields_of(path)

@@ -188,7 +188,8 @@ class Worker:
         return decoding.result.finish_reason
 
     def _decoding(self, ask: Ask) -> Decoding:
-        ids = self._ids(ask.prompt)
+        prompt = _read(ask.prompt)
+        ids = prompt_ids(self._model.bundle, prompt)
         if len(ids) >= self._model.manifest.dims.context:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, but the model's context is {self._model.manifest.dims.context} with"
@@ -196,11 +197,7 @@ class Worker:
             )
         grammar = ask.options.get("grammar")
         in_process = None if grammar is None else self._held(ask, grammar, ids)
-        goes_on = continues(ask.prompt)
-        return self._model.stream(ids, policy=ask.policy, held=in_process, continued=goes_on, **ask.options)
-
-    def _ids(self, prompt: str | list[int] | WrittenChat) -> list[int]:
-        return prompt_ids(self._model.bundle, prompt.read() if isinstance(prompt, WrittenChat) else prompt)
+        return self._model.stream(ids, policy=ask.policy, held=in_process, continued=continues(prompt), **ask.options)
 
     def _held(self, ask: Ask, grammar: Grammar, prompt: Sequence[int]) -> ApartGrammar:
         """A grammar in its own process, which a text's end ends wherever that is."""
@@ -275,7 +272,7 @@ class Worker:
             if isinstance(message.prompt, str) and isinstance(tokenizer, Tokenizer):
                 ids = tokenizer.encode(message.prompt, special=message.special)
             else:
-                ids = self._ids(message.prompt)
+                ids = prompt_ids(self._model.bundle, _read(message.prompt))
             self._send(Encoded(message.id, ids))
         except UserError as error:
             self._send(_refusal(message.id, self._told(error)))
@@ -292,6 +289,10 @@ def _grammars(model: OpenedBundle) -> ApartGrammars | None:
     grammars = ApartGrammars(tokenizer, model.manifest.dims.vocabulary, model.manifest.teacher.eos)
     grammars.warm()
     return grammars
+
+
+def _read(prompt: str | list[int] | WrittenChat) -> Any:
+    return prompt.read() if isinstance(prompt, WrittenChat) else prompt
 
 
 def _refusal(text: int, message: str) -> Refused:
