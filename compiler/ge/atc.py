@@ -23,7 +23,7 @@ def atc_command(air: str, soc: str, packed: bool = False) -> list[str]:
 
     ``origin`` keeps bf16: ATC's default turns it, and fp32, into fp16. Weights stay their own files, which ATC names by
     content, so that all graphs compiled into one folder share them. Tiling is kept on the device. Sums over ``packed``
-    weights are deterministic: else a kernel adds their groups up in any order.
+    weights are deterministic: else a kernel adds their groups up in any order. All options are in ATC since 8.5.0.
     """
     name = PurePosixPath(air).name
     return [
@@ -36,7 +36,7 @@ def atc_command(air: str, soc: str, packed: bool = False) -> list[str]:
         "--precision_mode_v2=origin",
         "--external_weight=1",
         "--tiling_schedule_optimize=1",
-        *(["--deterministic=1", "--deterministic_level=1"] if packed else []),
+        *(["--deterministic=1"] if packed else []),
     ]
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from draftwood.compiler.bundle.binding import bind
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
-from draftwood.compiler.ge.atc import atc_script
+from draftwood.compiler.ge.atc import atc_command, atc_script
 from draftwood.compiler.ge.weights import map_npu_weights, plan_weights, read_index
 from draftwood.errors import BundleError, CheckpointError, RequestError
 from draftwood.manifest import Manifest, encode, read_manifest
@@ -210,6 +210,12 @@ def test_the_graph_and_chip_of_a_failure_are_named(tmp_path: Path, chip: dict[st
     path = {"PATH": f"{tools}:{os.environ['PATH']}"} | chip
     done = subprocess.run(["sh", script], env=path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert (done.returncode, (tmp_path / "om" / "manifest.sha256").exists()) == (code, False) and said in done.stdout
+
+
+def test_packed_weights_ask_for_what_the_least_cann_has() -> None:
+    """ATC of CANN 8.5.0 has no --deterministic_level, and ends at an option that it does not know."""
+    more = set(atc_command("npu/a.air", "Ascend910B3", packed=True)) - set(atc_command("npu/a.air", "Ascend910B3"))
+    assert more == {"--deterministic=1"}
 
 
 def test_a_bundle_of_this_name_elsewhere_is_left_alone(tmp_path: Path) -> None:
