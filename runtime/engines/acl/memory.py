@@ -31,11 +31,12 @@ WEIGHT_START = 512
 
 
 class AclDevice:
-    """One context and one stream of a device, and all memory that was taken there.
+    """One stream of a device, and all memory that was taken there, in the device's default context.
 
-    May be used from several threads, each call enters the context first. Memory without references is given back at the
-    next allocation. A finalizer could not do it: it runs in any thread, and there another program's context may be the
-    current one.
+    That is torch_npu's as well: it sets a device once in a thread, and another context that was left there would fail
+    all that torch launches afterwards. May be used from several threads, each call enters the context first. Memory
+    without references is given back at the next allocation. A finalizer could not do it: it runs in any thread, and
+    there another device's context may be the current one.
     """
 
     def __init__(self, library: Library) -> None:
@@ -47,12 +48,12 @@ class AclDevice:
         self.held: list[Closing] = []
         self._context, self.stream = c_void_p(), c_void_p()
         self.closed = False
-        library.call("aclrtCreateContext", byref(self._context), library.device)
+        library.call("aclrtSetDevice", library.device)
         try:
-            self.enter()
+            library.call("aclrtGetCurrentContext", byref(self._context))
             library.call("aclrtCreateStream", byref(self.stream))
         except RequestError:
-            library.value("aclrtDestroyContext", self._context)
+            library.value("aclrtResetDevice", library.device)
             raise
         library.opened.append(self)
 
@@ -99,7 +100,7 @@ class AclDevice:
         self.library.call("aclrtSynchronizeStream", self.stream, where=where)
 
     def close(self) -> None:
-        """Unloads the models, then gives memory, stream and context back; errors are ignored."""
+        """Unloads the models, then gives memory, stream and device back; errors are ignored."""
         if self.closed:
             return
         self.closed, value = True, self.library.value
@@ -112,7 +113,7 @@ class AclDevice:
         for address in self._pinned:
             value("aclrtFreeHost", address)
         value("aclrtDestroyStream", self.stream)
-        value("aclrtDestroyContext", self._context)
+        value("aclrtResetDevice", self.library.device)
         if self in self.library.opened:
             self.library.opened.remove(self)
 

@@ -26,8 +26,7 @@ const char *aclrtGetSocName()
 aclError aclrtGetDeviceCount(uint32_t *count)
 aclError aclrtSetDevice(int32_t deviceId)
 aclError aclrtResetDevice(int32_t deviceId)
-aclError aclrtCreateContext(aclrtContext *context, int32_t deviceId)
-aclError aclrtDestroyContext(aclrtContext context)
+aclError aclrtGetCurrentContext(aclrtContext *context)
 aclError aclrtSetCurrentContext(aclrtContext context)
 aclError aclrtCreateStream(aclrtStream *stream)
 aclError aclrtDestroyStream(aclrtStream stream)
@@ -106,7 +105,7 @@ class AscendCL:
         self._numbers = itertools.count(0x1000, 0x10)
         self._objects: dict[int, Any] = {}
         self._models: dict[int, dict[str, Any]] = {}
-        self._devices = 0
+        self._devices, self._default = 0, 0
         self._texts: dict[str, ctypes.Array] = {}
         self._callbacks = {name: self._callback(name, *types) for name, types in prototypes().items()}
         self.handle = _Functions(self._callbacks)
@@ -186,26 +185,23 @@ class AscendCL:
     def aclrtSetDevice(self, number: int) -> int:
         if number != 0:
             return 107001
+        self._default = self._default if self._devices else self._made(Context())
         self._devices += 1
+        self._current.number = self._default
         return 0
 
     def aclrtResetDevice(self, number: int) -> None:
         self._devices -= 1
+        if self._devices:
+            return
+        self._destroy(self._default, Context)
         left = [f"{type(value).__name__} {number:#x}" for number, value in self._objects.items()]
-        if left and not self._devices:
+        if left:
             raise Misuse(f"still there: {', '.join(left)}")
 
-    def aclrtCreateContext(self, out: int, number: int) -> None:
-        if not self._devices:
-            raise Misuse("before aclrtSetDevice")
-        self._current.number = self._made(Context())
+    def aclrtGetCurrentContext(self, out: int) -> None:
+        self._context()
         _point(out, self._current.number)
-
-    def aclrtDestroyContext(self, handle: int) -> None:
-        context = self._object(handle, Context)
-        if any(isinstance(value, Stream) and value.context is context for value in self._objects.values()):
-            raise Misuse("a stream of it is still there")
-        self._destroy(handle, Context)
 
     def aclrtSetCurrentContext(self, handle: int) -> None:
         self._object(handle, Context)

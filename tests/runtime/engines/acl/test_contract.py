@@ -49,7 +49,7 @@ def device() -> tuple[AclDevice, AscendCL]:
         (lambda d, a: d.copy_in_stream(d.allocate(64, ""), a, 64, memory.HOST_TO_DEVICE), "not pinned"),
         (lambda d, a: d.allocate(0, ""), "0 bytes asked for"),
         (lambda d, a: d.library.call("aclmdlUnload", 7), "no model 7"),
-        (lambda d, a: d.library.call("aclrtDestroyContext", d._context), "a stream of it is still there"),
+        (lambda d, a: [d.library.call("aclrtResetDevice", 0) for _ in range(2)], "still there: Stream"),
         (lambda d, a: d.library.call("aclrtSynchronizeStream", 7), "is no Stream"),
         (
             lambda d, a: d.library.call("aclmdlSetConfigOpt", d.library.made("aclmdlCreateConfigHandle"), 99, None, 8),
@@ -162,6 +162,18 @@ def test_another_thread_without_the_context_is_found(compiled_bundle: Path, monk
     thread.start()
     thread.join()
     assert acl.misuses == ["aclrtMalloc: no context in this thread"]
+
+
+def test_the_context_of_torch_npu_stays() -> None:
+    """It takes the device's own, once in a thread, and launches into a stream of that."""
+    acl = AscendCL(already=True)
+    acl.aclrtSetDevice(0)
+    theirs, used = acl._current.number, AclDevice(Library(acl.handle))
+    MemoryBlock(used, 64, "")
+    assert acl._current.number == theirs
+    used.close()
+    acl._context()
+    assert acl.misuses == []
 
 
 def _allocated(used: AclDevice) -> None:
