@@ -79,19 +79,21 @@ PAIRS = {
     "2.6.0": "8.2.RC1",
 }
 PAIRS_SOURCE = "Ascend/pytorch, COMPATIBILITY.en.md at 9e73e708 of 2026-08-21"
-# Chips whose names begin so, and why no graph runs there.
+# Chips whose names are so, and why no graph runs there. Ascend910B is of the first generation, as the 910A is.
 UNSUPPORTED = {
-    "Ascend310P": "it has no FusedInferAttentionScore and nothing in bf16",
-    "Ascend310B": "it has no FusedInferAttentionScore, RmsNorm or SwiGlu, and nothing in bf16",
+    r"Ascend310P.*": "it has no FusedInferAttentionScore and nothing in bf16",
+    r"Ascend310B.*": "it has no FusedInferAttentionScore, RmsNorm or SwiGlu, and nothing in bf16",
+    r"Ascend910(A|B|Pro.|Premium.)": "it has no FusedInferAttentionScore or AddRmsNorm, and nothing in bf16",
 }
 UNSUPPORTED_SOURCE = (
-    "operator stores of CANN 8.1.RC1; ops-transformer 9.1.0, attention/fused_infer_attention_score/README"
+    "operator stores of CANN 8.1.RC1; ops-transformer 9.1.0, attention/fused_infer_attention_score/README; ops-nn"
+    " 9.1.0, norm/add_rms_norm/README; IsBF16Supported of torch_npu"
 )
 
 
 def unsupported(chip: str) -> str:
     """Why the graphs do not run on a chip, in one line; "" if nothing is known against it."""
-    why = next((why for name, why in UNSUPPORTED.items() if chip.startswith(name)), "")
+    why = next((why for names, why in UNSUPPORTED.items() if re.fullmatch(names, chip)), "")
     return f"{chip} is not supported: {why} ({UNSUPPORTED_SOURCE})" if why else ""
 
 

@@ -140,6 +140,9 @@ def test_torch_npu_without_cann(npu_host: Path, monkeypatch: pytest.MonkeyPatch)
         ("2.8.0", "8.3.RC1", "Ascend910B3", ""),
         ("2.9.0", "8.5.0", "Ascend310P3", ""),
         ("2.9.0", "8.5.0", "Ascend310B4", ""),
+        ("2.9.0", "8.5.0", "Ascend910B", ""),
+        ("2.9.0", "8.5.0", "Ascend910PremiumA", ""),
+        ("2.9.0", "8.5.0", "Ascend910B4-1", "npu acl"),
     ],
 )
 def test_which_engine_a_machine_can_run(
@@ -152,7 +155,8 @@ def test_which_engine_a_machine_can_run(
     able = [name for name in ("npu", "acl") if found["can"][f"run on an NPU ({name})"]["ok"]]
     assert " ".join(able) == engines
     text = doctor.render(found)
-    assert (f"{chip} is not supported: it has no FusedInferAttentionScore" in text) == chip.startswith("Ascend310")
+    old = chip.startswith("Ascend310") or chip in ("Ascend910B", "Ascend910PremiumA")
+    assert (f"{chip} is not supported: it has no FusedInferAttentionScore" in text) == old
     assert ("with CANN 9.1.0 goes torch_npu 2.12.0 or" in text) == (torch_npu == "2.13.0")
 
 
