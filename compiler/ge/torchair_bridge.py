@@ -44,8 +44,8 @@ from draftwood.files import cache_home
 
 # Set, it shows messages of torchair and GE on the terminal.
 SHOWN = "DRAFTWOOD_NPU_LOG"
-# Where CANN writes its logs (its reference of environment variables).
-GE_LOGS = "ASCEND_PROCESS_LOG_PATH"
+# Where CANN writes its logs, and what it makes besides a compiled graph (its reference of environment variables).
+GE_LOGS, GE_WORK = "ASCEND_PROCESS_LOG_PATH", "ASCEND_WORK_PATH"
 _EXTENSION = "torchair.core._torchair"
 _MESSAGES = "torchair._ge_concrete_graph.ge_ir_by_protoc_3_19_pb2"
 
@@ -213,6 +213,10 @@ def device_of(name: str) -> torch.device:
     if name.startswith("npu"):
         # Read by CANN's logger when torch_npu loads it.
         os.environ.setdefault(GE_LOGS, str(cache_home() / "draftwood" / "npu" / "log"))
+        # Else GE takes the current folder, which may be a bundle, or one that it cannot write.
+        with contextlib.suppress(OSError):
+            (work := cache_home() / "draftwood" / "npu" / "work").mkdir(parents=True, exist_ok=True)
+            os.environ.setdefault(GE_WORK, str(work))
         if os.environ.get(SHOWN):
             os.environ.setdefault("ASCEND_SLOG_PRINT_TO_STDOUT", "1")
         # GE and HCCL take the chosen device, on whatever device a tensor lies.

@@ -5,6 +5,7 @@ import copy
 import importlib
 import io
 import logging
+import os
 import shutil
 import sys
 from collections import Counter
@@ -273,3 +274,18 @@ def test_ge_and_hccl_take_the_device_of_the_rank(monkeypatch: pytest.MonkeyPatch
     with contextlib.suppress(RuntimeError):  # torch knows none called npu here
         device_of("npu:1")
     assert chosen == ["npu:1"]
+
+
+def test_ge_works_in_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It would leave fusion_result.json and kernel_meta in the current one; with that in it, no bundle opens."""
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu=SimpleNamespace(set_device=str)))  # type: ignore
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    work = tmp_path / "draftwood" / "npu" / "work"
+    for own in ("theirs", ""):
+        monkeypatch.setenv("ASCEND_WORK_PATH", own)
+        if not own:
+            del os.environ["ASCEND_WORK_PATH"]
+        with contextlib.suppress(RuntimeError):
+            device_of("npu:0")
+        assert os.environ["ASCEND_WORK_PATH"] == (own or str(work))
+    assert work.is_dir()
