@@ -13,6 +13,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+# The ids of the NPUs that CANN's runtime shows, counted from 0 among those of the machine or container.
+VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 # Names of chips have no blanks.
 NAME_NPUS = "import torch, torch_npu as _; print(*map(torch.npu.get_device_name, range(torch.npu.device_count())))"
 # The libraries that libtorch_npu.so is linked with.

@@ -124,6 +124,8 @@ def _against(name: str, torch_npu: str | None, ascend: dict[str, Any]) -> str:
     """The reason against running on this machine's NPU although all is there; "" for nothing, or another ability."""
     if "npu" not in NEEDS[name]:
         return ""
+    if "torch_npu" in NEEDS[name] and (files := ascend["npu_device_files"]) and not ascend["npus"]:
+        return f"torch_npu finds none of the {files} NPUs: look at npu-smi info, and at {environment.VISIBLE}"
     chips = [problem for chip in ascend["chips"] if (problem := unsupported(chip))]
     cann = ascend["cann_version"] if ascend["cann"] else None
     return chips[0] if chips else npu_problem(torch_npu, cann) if "torch_npu" in NEEDS[name] else acl_problem(cann)
@@ -158,6 +160,12 @@ def _npu_steps(packages: dict[str, Any], ascend: dict[str, Any]) -> list[str]:
         steps.append("no CANN loads from where ASCEND_HOME_PATH points: source the set_env.sh of one that is whole")
     elif not ascend["cann"] and ascend["npu_device_files"]:
         steps.append("the machine has an NPU but no CANN: https://www.hiascend.com/cann")
+    visible = os.environ.get(environment.VISIBLE)
+    if visible is not None and ascend["torchair"] == "real" and torch and len(visible.split(",")) != ascend["npus"]:
+        steps.append(
+            f"{environment.VISIBLE}={visible}, and torch_npu finds {ascend['npus']}: CANN leaves out an id that is not"
+            " below the number of NPUs here and all after it, and finds none if they do not ascend"
+        )
     if ascend["npus"]:
         steps.append("this machine has an NPU: draftwood doctor --npu tries it; docs/npu.md says what each step proves")
     return steps

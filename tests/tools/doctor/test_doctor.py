@@ -160,6 +160,18 @@ def test_which_engine_a_machine_can_run(
     assert ("with CANN 9.1.0 goes torch_npu 2.12.0 or" in text) == (torch_npu == "2.13.0")
 
 
+def test_npus_that_torch_npu_does_not_find(npu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container with two of them, say, whose ids there are 0 and 1."""
+    monkeypatch.setattr(environment, "npu_chips", tuple)
+    files, glob = {"davinci[0-9]*": [Path("/dev/davinci4"), Path("/dev/davinci5")]}, Path.glob
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: files.get(pattern) or glob(folder, pattern))
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "4,5")
+    found = doctor.report()
+    why = "torch_npu finds none of the 2 NPUs: look at npu-smi info, and at ASCEND_RT_VISIBLE_DEVICES"
+    assert found["can"]["run on an NPU (npu)"]["why"] == why and not found["can"]["run on an NPU (npu)"]["ok"]
+    assert any("ASCEND_RT_VISIBLE_DEVICES=4,5, and torch_npu finds 0" in step for step in found["next_steps"])
+
+
 def test_torch_and_torch_npu_of_two_releases(npu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: "2.12.0" if name == "torch" else "2.13.0.post1")
     assert any("do not fit" in step for step in doctor.report()["next_steps"])
