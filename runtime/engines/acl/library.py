@@ -13,7 +13,7 @@ from ctypes import CDLL, POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint32, 
 from functools import cache
 from typing import Any, Protocol
 
-from draftwood.environment import cann_folder
+from draftwood.environment import VISIBLE, cann_folder
 from draftwood.errors import RequestError
 
 NAME = "libascendcl.so"
@@ -71,20 +71,29 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 _FEWER = "build with fewer or shorter --kv lengths, or free the device: npu-smi info shows who holds it"
 _AGAIN = "compile the graphs again with this CANN: sh atc.sh in the bundle's npu folder"
 _LOST = "the device may need a restart: npu-smi info, and the plog files under ~/ascend/log"
+_ABSENT = f"look at npu-smi info and at {VISIBLE}"
+_CLOSED = "npu-smi info says if another container holds it, or this one lacks the driver or files of /dev"
 # aclError -> its meaning and the way out (docs/zh/api of GE, aclError.md; the runtime's 25-01_aclError.md).
 _CODES: dict[int, tuple[str, str]] = {
     **dict.fromkeys((207001, 207018, 245000, 245002), ("the device's memory is full", _FEWER)),
     200000: ("the host's memory is full", "close other programs"),
-    207008: ("no stream is left on the device", "build fewer gears, each graph takes streams"),
+    **dict.fromkeys(
+        (207005, 207008), ("no stream is left on the device", "build fewer gears, each graph takes streams")
+    ),
+    207006: ("this user may not use the device", "add it to the driver's group, HwHiAiUser"),
     **dict.fromkeys((100003, 100014, 145002), ("a file is missing", _AGAIN)),
     **dict.fromkeys(
         (100012, 100013, 100015, 100016, *range(545001, 545006)), ("this CANN cannot read the .om file", _AGAIN)
     ),
     **dict.fromkeys((100000, 145000), ("an argument is refused", _AGAIN)),
     **dict.fromkeys((107019, 107020, 507012), ("the device did not answer in time", _LOST)),
-    **dict.fromkeys((507011, 507014, 507015), ("a kernel failed on the device", _LOST)),
+    **dict.fromkeys(
+        (507011, *range(507014, 507017), *range(507034, 507037), *range(507042, 507046), *range(507048, 507051)),
+        ("a kernel failed on the device", _LOST),
+    ),
     **dict.fromkeys((507017, 507018), ("an operator failed on the device's AI CPU", _LOST)),
-    **dict.fromkeys((107001, 107002), ("there is no such device, or it is not open", "npu-smi info lists the devices")),
+    **dict.fromkeys((107001, 107002, 207004), ("there is no such device, or it is not open", _ABSENT)),
+    **dict.fromkeys((507008, 507033, 507899), ("the driver cannot open the device", _CLOSED)),
 }
 _REPEATED = 100002  # aclInit was called before, by torch_npu say; the documents tell to go on
 

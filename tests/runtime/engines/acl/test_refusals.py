@@ -39,6 +39,23 @@ def test_a_library_of_an_older_cann() -> None:
     assert next(need.cann for need in LEAST if need.feature == "weights shared by all .om files") == LEAST_CANN
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (107001, "no such device, or it is not open; look at npu-smi info and at ASCEND_RT_VISIBLE_DEVICES"),
+        (507033, "the driver cannot open the device; npu-smi info says if another container holds it"),
+        (507035, "a kernel failed on the device; the device may need a restart"),  # of a vector core
+        (207006, "this user may not use the device; add it to the driver's group, HwHiAiUser"),
+    ],
+)
+def test_codes_that_users_report(code: int, said: str) -> None:
+    from .ascendcl import AscendCL
+
+    acl = AscendCL()
+    acl.fails = {"aclrtSetDevice": (1, code)}
+    assert said in refused(lambda: Library(acl.handle)) and acl.done() == []
+
+
 def with_sets(folder: Path, **fields: int | str) -> Bundle:
     """The bundle as if its graph sets were other ones."""
     bundle = Bundle.open(folder)
