@@ -62,6 +62,20 @@ def cann_available() -> bool:
     return folder is not None and all(_loads(str(folder / name)) for name in CANN_LIBRARIES)
 
 
+def cann_lacks() -> str:
+    """The library that those of ``ASCEND_HOME_PATH`` need and the loader does not find, such as the driver's
+    libascend_hal.so; "" if there are none, or nothing is missing."""
+    import ctypes
+
+    try:
+        if folder := cann_folder():
+            ctypes.CDLL(str(folder / CANN_LIBRARIES[0]))
+    except OSError as error:
+        name = str(error).partition(":")[0]  # with a path, if it is the one that was asked for
+        return "" if "/" in name else name
+    return ""
+
+
 def npu_chips() -> tuple[str, ...]:
     """The chips that torch_npu sees, in its own process; none if it or CANN is missing."""
     if not (torch_npu_installed() and cann_available()):

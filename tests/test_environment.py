@@ -1,5 +1,6 @@
 """torch and transformers import where torch_npu is installed without CANN."""
 
+import ctypes
 import os
 import shutil
 import sys
@@ -98,6 +99,27 @@ def test_cann_at_its_home(
     code = "from draftwood.environment import cann_available; print(cann_available())"
     home = {**no_cann, "ASCEND_HOME_PATH": str(tmp_path / "cann")}
     assert python(code, environment=home) == f"{missing is None}\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "lacks"),
+    [
+        ("libascend_hal.so: cannot open shared object file: No such file or directory", "libascend_hal.so"),
+        ("/cann/lib64/libhccl.so: cannot open shared object file: No such file or directory", ""),
+        ("/cann/lib64/libhccl.so: undefined symbol: HcclX", ""),
+    ],
+)
+def test_what_cann_lacks(said: str, lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container without the driver has all of CANN, and none of it loads."""
+
+    def refused(name: str) -> None:
+        raise OSError(said)
+
+    monkeypatch.setattr(ctypes, "CDLL", refused)
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert environment.cann_lacks() == ""  # it has no libraries at all
+    (tmp_path / "lib64").mkdir()
+    assert environment.cann_lacks() == lacks
 
 
 # Files as installed releases have them: besides the release a build, the layout's own version, older releases.

@@ -70,6 +70,7 @@ def ascend(countable: bool) -> dict[str, Any]:
     return {
         "cann": cann,
         "cann_folder": _cann_folder() if cann else None,
+        "cann_lacks": "" if cann else environment.cann_lacks(),
         "cann_version": environment.cann_version(),
         "torchair": ("real" if cann else "offline") if torchair else None,
         "npus": len(chips),

@@ -154,7 +154,12 @@ def _npu_steps(packages: dict[str, Any], ascend: dict[str, Any]) -> list[str]:
         )
     if torch and torch_npu and torch.split("+")[0] != ".".join(torch_npu.split(".")[:3]):
         steps.append(f"torch {torch} and torch_npu {torch_npu} do not fit: {install('torch_npu')}")
-    if not ascend["cann"] and ascend["set_env"]:
+    if ascend["cann_lacks"]:
+        steps.append(
+            f"CANN does not load, because {ascend['cann_lacks']} is not found: source its set_env.sh; libascend_hal.so"
+            " is the driver's, so a container needs the machine's /usr/local/Ascend/driver"
+        )
+    elif not ascend["cann"] and ascend["set_env"]:
         steps.append(f"CANN is installed but not on the library path: source {ascend['set_env']}")
     elif not ascend["cann"] and os.environ.get("ASCEND_HOME_PATH"):
         steps.append("no CANN loads from where ASCEND_HOME_PATH points: source the set_env.sh of one that is whole")

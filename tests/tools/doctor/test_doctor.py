@@ -160,6 +160,16 @@ def test_which_engine_a_machine_can_run(
     assert ("with CANN 9.1.0 goes torch_npu 2.12.0 or" in text) == (torch_npu == "2.13.0")
 
 
+def test_a_container_without_the_driver(npu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its CANN is whole, and set_env.sh has been sourced."""
+    monkeypatch.setattr(environment, "cann_available", lambda: False)
+    monkeypatch.setattr(environment, "cann_lacks", lambda: "libascend_hal.so")
+    monkeypatch.setattr(machine, "SET_ENV", (str(npu_host),))
+    steps = doctor.report()["next_steps"]
+    assert any("libascend_hal.so is not found: source its set_env.sh;" in step for step in steps)
+    assert not any("not on the library path" in step for step in steps)
+
+
 def test_npus_that_torch_npu_does_not_find(npu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container with two of them, say, whose ids there are 0 and 1."""
     monkeypatch.setattr(environment, "npu_chips", tuple)
