@@ -264,6 +264,17 @@ def test_ranks_are_started_by_torchrun(bundle_of: Build, monkeypatch: pytest.Mon
         RanksEngine(bundle_of("medusa", 2))
 
 
+def test_hccl_is_as_patient_as_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its own two minutes pass while another rank compiles its first graph."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for given, expected in ((None, "600"), ("1800", "1800")):
+        monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", given or "")
+        if given is None:
+            del os.environ["HCCL_CONNECT_TIMEOUT"]
+        assert ranks_module._own_number(tmp_path, 2, 2) == 0
+        assert os.environ["HCCL_CONNECT_TIMEOUT"] == expected
+
+
 @pytest.mark.slow
 def test_as_many_processes_as_ranks(bundle_of: Build) -> None:
     code, _, said = torchrun(3, __file__, bundle_of("medusa", 2).folder, "check")

@@ -300,6 +300,8 @@ def _own_number(folder: Path, ranks: int, npus: int) -> int:
         )
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # to whatever this machine's name resolves
+    # HCCL waits for two minutes, inside a rank's first launch; another may still compile its own.
+    os.environ.setdefault("HCCL_CONNECT_TIMEOUT", str(PATIENCE.seconds))
     return rank
 
 
