@@ -11,6 +11,7 @@ The folders of the repository are the packages of this namespace. Imports run on
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from draftwood.environment import shield_torch
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from draftwood.trees.plan_file import Limits, Plan
 
 __all__ = ["BuildRequest", "Opening", "__version__", "build", "open", "plan"]
+
+if sys.platform == "win32":
+    raise ImportError("draftwood runs on Linux and macOS, and not on Windows, which has no fcntl and no resource")
 
 # Here, since everything of Draftwood that imports torch or onnxruntime imports this package first.
 shield_torch()

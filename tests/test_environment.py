@@ -171,6 +171,11 @@ def test_a_home_that_is_none_is_no_cann(home: str, monkeypatch: pytest.MonkeyPat
     assert environment.cann_folder() is None and environment.cann_version() is None
 
 
+def test_windows_is_told(python: Callable[..., str]) -> None:
+    code = "sys.platform = 'win32'\ntry:\n import draftwood\nexcept ImportError as error: print(error)"
+    assert python(BARE + code).startswith("draftwood runs on Linux and macOS, and not on Windows")
+
+
 def test_importing_draftwood_imports_nothing_heavy(python: Callable[..., str]) -> None:
     code = "import draftwood, sys; print({'numpy', 'torch', 'msgspec', 'onnxruntime'} & set(sys.modules))"
     assert python(code) == "set()\n"
