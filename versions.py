@@ -59,18 +59,22 @@ LEAST = (
 )
 
 
-# torch_npu -> the CANN that it is published for.
+# torch_npu -> the CANN that it is published for, whose repairs (8.5.1) it runs with as well.
 PAIRS = {
     "2.12.0": "9.1.0",
     "2.11.0": "9.1.0",
     "2.10.0.post4": "9.1.0",
     "2.9.0.post6": "9.1.0",
     "2.7.1.post8": "9.1.0",
+    "2.10.0.post2": "9.0.0",
+    "2.10.0": "9.0.0",
     "2.9.0.post2": "9.0.0",
     "2.8.0.post4": "9.0.0",
     "2.7.1.post4": "9.0.0",
+    "2.9.0.post1": "8.5.0",
     "2.9.0": "8.5.0",
     "2.8.0.post2": "8.5.0",
+    "2.8.0.post1": "8.5.0",
     "2.7.1.post2": "8.5.0",
     "2.6.0.post5": "8.5.0",
     "2.8.0": "8.3.RC1",
@@ -78,7 +82,9 @@ PAIRS = {
     "2.6.0.post3": "8.3.RC1",
     "2.6.0": "8.2.RC1",
 }
-PAIRS_SOURCE = "Ascend/pytorch, COMPATIBILITY.en.md at 9e73e708 of 2026-08-21"
+PAIRS_SOURCE = (
+    "Ascend/pytorch, COMPATIBILITY.en.md at 9e73e708, and vllm-ascend, versioning_policy.md at 182b75ea, of August 2026"
+)
 # Chips whose names are so, and why no graph runs there. Ascend910B is of the first generation, as the 910A is.
 UNSUPPORTED = {
     r"Ascend310P.*": "it has no FusedInferAttentionScore and nothing in bf16",
@@ -107,7 +113,8 @@ def npu_problem(torch_npu: str | None, cann: str | None) -> str:
     """Why ``--engine npu`` is not to be expected to run with these two; "" if nothing speaks against it."""
     if not torch_npu or not cann:
         return ""
-    fits = [name for name, release_ in PAIRS.items() if release_ == cann]
+    fits = [name for name, release_ in PAIRS.items() if release_ == re.sub(r"^(\d+\.\d+)\.\d+$", r"\1.0", cann)]
+    torch_npu = torch_npu.partition("+")[0]  # a build's commit may follow
     if torch_npu in fits:
         return acl_problem(cann)
     known = f"torch_npu {torch_npu} is published for {f'CANN {PAIRS[torch_npu]}' if torch_npu in PAIRS else 'no CANN'}"

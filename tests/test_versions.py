@@ -34,3 +34,20 @@ def test_the_newest_feature_decides() -> None:
 def test_older_torches_have_a_torch_npu_for_every_cann(torch_npu: str, cann: str) -> None:
     assert npu_problem(torch_npu, cann) == ""
     assert f"{torch_npu} is published for CANN {cann}" in npu_problem(torch_npu, "8.2.RC1")
+
+
+@pytest.mark.parametrize(
+    ("torch_npu", "cann"),
+    [
+        ("2.8.0.post2", "8.5.1"),
+        ("2.9.0", "8.5.1"),
+        ("2.9.0.post1+git4c901a4", "8.5.1"),
+        ("2.10.0", "9.0.0"),
+        ("2.10.0.post2", "9.0.1"),
+        ("2.10.0.post4", "9.1.0"),
+    ],
+)
+def test_the_images_of_vllm_ascend_hold_what_fits(torch_npu: str, cann: str) -> None:
+    """v0.13.0rc3 to v0.23.0; a repair of CANN has no row of its own in Ascend's table."""
+    assert npu_problem(torch_npu, cann) == ""
+    assert "goes torch_npu" in npu_problem("2.13.0", cann)
