@@ -52,6 +52,7 @@ def atc_script(
     """
     same = [f"{file.sha256}  {path}" for path, file in (linked or {}).items()]
     changed = "the checkpoint has changed since the bundle was built: put its files back, or build the bundle again"
+    named = "ATC takes no path with other characters than letters, digits, - . and _"
     unbound = "the bundle was built without weights: draftwood bind BUNDLE MODEL gives them, and comes first"
     lines = [
         "#!/bin/sh",
@@ -59,6 +60,10 @@ def atc_script(
         f'set -eu; CDPATH= cd "$(dirname "$0")"; soc=${{SOC_VERSION:-{SOC}}}',
         "command -v atc >/dev/null || {",
         '    echo "$0: atc is not on the path; source CANN\'s set_env.sh first" >&2; exit 1',
+        "}",
+        # Letters beyond ASCII are left to ATC, which takes Chinese ones.
+        r"""[ -z "$(pwd -P | LC_ALL=C tr -d 'A-Za-z0-9./_\n\200-\377-')" ] || {""",
+        f'    echo "$0: {named}: $(pwd -P); move the bundle" >&2; exit 1',
         "}",
         'case "$soc" in Ascend[0-9]*) ;; *)',
         f'    echo "$0: SOC_VERSION=$soc is no chip of ATC; expected a name such as {SOC}" >&2; exit 1',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ OM_FOLDER = "npu/om"
 WEIGHT_FOLDER = "weight"  # where ATC puts what ``--external_weight`` keeps out of the models
 # What the script that calls ATC writes last: the SHA-256 of the manifest that the models were made under, and the chip.
 MADE_OF = "manifest.sha256"
+# A path of which CANN reads a model (CheckInputPathValid in base/common/util.cc of GE).
+_READ = re.compile("[\u4e00-\u9fa5A-Za-z0-9./_-]+")
 
 
 class AclExecutor:
@@ -101,6 +104,10 @@ class AclEngine(StaticEngine):
 def compiled(folder: Path) -> Path:
     """The folder of a bundle's ``.om`` files; BundleError unless all were compiled from the bundle as it is now."""
     models, again = folder / OM_FOLDER, f"run {folder}/npu/atc.sh on a machine with CANN"
+    if not _READ.fullmatch(str(models.resolve())):
+        raise BundleError(
+            f"{models}: CANN reads no path with other characters than letters, digits, - . and _; move the bundle"
+        )
     try:
         made_of = _made_of(models)[0]
     except (OSError, ValueError, IndexError):

@@ -212,6 +212,20 @@ def test_the_graph_and_chip_of_a_failure_are_named(tmp_path: Path, chip: dict[st
     assert (done.returncode, (tmp_path / "om" / "manifest.sha256").exists()) == (code, False) and said in done.stdout
 
 
+def test_a_path_that_atc_does_not_take_is_told_first(tmp_path: Path) -> None:
+    """What an earlier run has compiled stays."""
+    (tmp_path / "atc").touch(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for name, taken in (("a-b_1.0", True), ("模型", True), ("my models", False), ("qwen+eagle", False)):
+        folder = tmp_path / name / "npu"
+        (folder / "om" / "old").mkdir(parents=True)
+        (folder / "atc.sh").write_text(atc_script([]))
+        (folder.parent / "manifest.json").touch()
+        done = subprocess.run(["sh", folder / "atc.sh"], env=path, capture_output=True, text=True)
+        assert (done.returncode == 0, (folder / "om" / "old").exists()) == (taken, not taken), done.stderr
+        assert taken or f"letters, digits, - . and _: {folder}; move the bundle" in done.stderr
+
+
 def test_packed_weights_ask_for_what_the_least_cann_has() -> None:
     """ATC of CANN 8.5.0 has no --deterministic_level, and ends at an option that it does not know."""
     more = set(atc_command("npu/a.air", "Ascend910B3", packed=True)) - set(atc_command("npu/a.air", "Ascend910B3"))

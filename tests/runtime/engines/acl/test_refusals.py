@@ -14,6 +14,7 @@ import pytest
 from draftwood.errors import RequestError, UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.acl import AclEngine
+from draftwood.runtime.engines.acl.engine import compiled
 from draftwood.runtime.engines.acl.library import LEAST_CANN, Library
 from draftwood.versions import LEAST
 
@@ -61,6 +62,11 @@ def with_sets(folder: Path, **fields: int | str) -> Bundle:
     bundle = Bundle.open(folder)
     sets = tuple(msgspec.structs.replace(one, **fields) for one in bundle.manifest.graph_sets)
     return replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, graph_sets=sets))
+
+
+def test_a_path_that_cann_does_not_read(tmp_path: Path) -> None:
+    assert "move the bundle" in refused(lambda: compiled(tmp_path / "my models"))
+    assert "holds no .om files" in refused(lambda: compiled(tmp_path / "模型"))
 
 
 def test_a_bundle_that_is_not_for_one_npu(compiled_bundle: Path) -> None:
