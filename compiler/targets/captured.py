@@ -36,7 +36,7 @@ MOST = 512
 _STREAMS = "the device has no stream left for it: end other programs on the device, or take --engine npu"
 _LACKS = {
     "alloc sq cq fail": f"install Ascend HDK 25.5.1 or later and the CANN that fits it; with these, {_STREAMS}",
-    **dict.fromkeys(("207005", "resource alloc fail", "insufficient_stream_resources"), _STREAMS),
+    **dict.fromkeys(("207005", "207008", "resource alloc fail", "stream resources are insufficient"), _STREAMS),
 }
 # Ours, put to GE by converters of ours. Their references read counts on the host, or multiply int8 as floats.
 _COMPOSED = {contract.operator for contract in (GROUPED_LINEAR, QUANTISED_LINEAR, ROUNDED_LINEAR)}

@@ -272,6 +272,8 @@ def test_what_cannot_be_captured_is_refused() -> None:
     [
         ("[SqCqManage]Alloc sq cq fail, stream_id=7, retCode=0x7020023.", "install Ascend HDK 25.5.1 or later"),
         ("ACL stream wait failed\nerror code is 207005", "end other programs on the device"),
+        # Of CANN 8.5.0, which knows the name of this error and does not say it.
+        ("capture, error code is 207008\n[Error]: Stream resources are insufficient.", "end other programs"),
     ],
 )
 def test_a_device_that_takes_no_record_is_told_what_helps(words: str, advice: str) -> None:
