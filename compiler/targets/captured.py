@@ -11,6 +11,7 @@ It has never run on a device. The tests run it with a stand-in for torch_npu tha
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,6 +39,8 @@ _LACKS = {
     "alloc sq cq fail": f"install Ascend HDK 25.5.1 or later and the CANN that fits it; with these, {_STREAMS}",
     **dict.fromkeys(("207005", "207008", "resource alloc fail", "stream resources are insufficient"), _STREAMS),
 }
+# Settings of torch_npu that wait for every operator, or leave launches to a second queue: nothing can be recorded then.
+_UNFIT = {"ASCEND_LAUNCH_BLOCKING": "1", "TASK_QUEUE_ENABLE": "2"}
 # Ours, put to GE by converters of ours. Their references read counts on the host, or multiply int8 as floats.
 _COMPOSED = {contract.operator for contract in (GROUPED_LINEAR, QUANTISED_LINEAR, ROUNDED_LINEAR)}
 
@@ -46,6 +49,12 @@ class CapturedExecutor(TorchairExecutor):
     """Records a step at the first launch with its addresses, and replays it from then on."""
 
     def __init__(self, folder: Path, manifest: Manifest, device: str = "npu:0") -> None:
+        for name, value in _UNFIT.items():
+            if os.environ.get(name) == value:
+                raise RequestError(
+                    f"--engine npu-captured: with {name}={value} no launch can be recorded; unset it, or take"
+                    " --engine npu"
+                )
         super().__init__(folder, manifest, device)
         self._records = Records(devices())
         self._blocks = BufferPool(super().zeros)

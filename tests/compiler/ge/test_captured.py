@@ -267,6 +267,13 @@ def test_what_cannot_be_captured_is_refused() -> None:
         write_in_place(Program(grouped), "BUNDLE: graph one")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("setting", ["ASCEND_LAUNCH_BLOCKING=1", "TASK_QUEUE_ENABLE=2"])
+def test_settings_that_let_nothing_be_recorded_are_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(*setting.split("="))
+    with pytest.raises(RequestError, match=f"with {setting} no launch can be recorded; unset it"):
+        CapturedExecutor(Path("nowhere"), None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
