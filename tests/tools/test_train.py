@@ -515,6 +515,14 @@ def test_times_and_rates_are_above_0(flag: str, number: str, capsys: pytest.Capt
     assert f"{flag}: invalid number above 0 value: '{number}'" in capsys.readouterr().err
 
 
+def test_a_training_that_diverges_ends(folder: Path, tmp_path: Path) -> None:
+    """It would write a drafter of no numbers."""
+    asked = {"steps": 9, "batch": 16, "levels": 2, "learning_rate": 1e30}
+    with pytest.raises(RequestError, match=r"step \d: the gradient is not finite; .* lower --learning-rate .*1e\+30"):
+        train("eagle3", folder / "counting", folder / "counted", tmp_path, **asked)
+    assert [path.name for path in tmp_path.glob("*.*")] == ["log.jsonl"]
+
+
 def test_a_resumed_step_equals_an_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
     # Saved when it is logged: at the first record after so many steps.
     settings = {"batch": 16, "levels": 2, "save_every": 3, "log_every": 4}

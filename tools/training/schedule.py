@@ -59,9 +59,13 @@ class HybridOptimizer:
             )
         self.parameters = [p for _, p in named]
 
-    def step(self, factor: float, clip: float = 1.0) -> None:
-        """Clips the gradient norm, applies one update at ``factor`` times the learning rate, clears gradients."""
-        nn.utils.clip_grad_norm_(self.parameters, clip)
+    def step(self, factor: float, clip: float = 1.0) -> bool:
+        """Clips the gradient norm, applies one update at ``factor`` times the learning rate, clears gradients.
+
+        False, and no update, if the norm is no number: every parameter would be none from there on.
+        """
+        if not nn.utils.clip_grad_norm_(self.parameters, clip).isfinite():
+            return False
         wide = compute_dtype(self.parameters[0].device) == torch.float32
         with _InFloat32() if wide else nullcontext():
             for part in self.parts:
@@ -69,6 +73,7 @@ class HybridOptimizer:
                     group["lr"] = self.learning_rate * factor
                 part.step()
                 part.zero_grad(set_to_none=True)
+        return True
 
     def state_dict(self) -> list[dict[str, Any]]:
         return [part.state_dict() for part in self.parts]

@@ -243,7 +243,11 @@ def _steps(
         loss, sums = run.drafter.loss(part, count_I)
         torch.autograd.backward(loss)
         team.add_up([_gradient(parameter) for parameter in parameters])
-        run.optimizer.step(stable_decay(run.step, share))
+        if not run.optimizer.step(stable_decay(run.step, share)):
+            raise RequestError(
+                f"{run.out}: step {run.step + 1}: the gradient is not finite; train anew with another --out and a lower"
+                f" --learning-rate (this one is {run.optimizer.learning_rate:g})"
+            )
         run.step += 1
         run.seconds = seconds + time.monotonic() - began
         logged.append({**sums, "contexts": count_I})
