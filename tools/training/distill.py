@@ -64,12 +64,12 @@ class Prompts:
         self.longest = min(LONGEST_PROMPT, longest)
         self.rows, self.text, self.begin, self.seed = rows, text, begin, seed
         self.order = np.random.default_rng(seed).permutation(len(rows))
-        places = dict[bytes, int]()
-        self.first = [places.setdefault(hashlib.sha256(_line(row)).digest(), place) for place, row in enumerate(rows)]
+        places, digests = dict[bytes, int](), (hashlib.sha256(_line({**row, "id": ""})).digest() for row in rows)
+        self.first = [places.setdefault(digest, place) for place, digest in enumerate(digests)]
 
     def source(self, number: int) -> int:
-        """The place in the corpus of the row that prompt ``number`` is made of; of equal rows, the first one's, so that
-        they are held out together."""
+        """The place in the corpus of the row that prompt ``number`` is made of; of rows that differ in their id alone,
+        the first one's, so that they are held out together."""
         return self.first[self.order[number % len(self.order)]]
 
     def __call__(self, number: int) -> list[int]:
