@@ -325,9 +325,12 @@ def test_processes_share_the_shards(teacher: Path, distilled: Path, tmp_path: Pa
 
 
 def test_texts_take_the_temperatures_in_turn(teacher: Path, tmp_path: Path) -> None:
-    distill(teacher, ROWS, tmp_path, **{**DISTILL, "rows": 40, "new_tokens": 2}, temperatures=(0.0, 0.5, 1.0))
+    asked = {**DISTILL, "rows": 120, "shard_rows": 120, "new_tokens": 2}
+    distill(teacher, ROWS[:39], tmp_path, **asked, temperatures=(0.0, 0.5, 1.0))
     index = Distilled.open(tmp_path).index_W
-    assert index["temperature"].tolist() == [0.0, 0.5, 1.0] * 13 + [0.0]
+    assert index["temperature"][:39].tolist() == [0.0, 0.5, 1.0] * 13
+    for source in set(index["source"]):  # all of them for every row: a greedy text comes once
+        assert len({*index["temperature"][index["source"] == source]}) == 3
 
 
 def test_shards_of_other_rows_or_another_version_are_not_gone_on_from(

@@ -105,7 +105,7 @@ def write_shard(
     Raises:
         RequestError: there is no prompt for any of them.
     """
-    heat_of = partial(_heat, temperatures)
+    heat_of = partial(_heat, temperatures, len(prompts.rows))
     numbers = range(shard * rows, (shard + 1) * rows)
     prompt_ids = {number: prompt for number in numbers if (prompt := prompts(number))}
     if not prompt_ids:
@@ -174,9 +174,10 @@ def _keep(states: Writing, texts: Sequence[int], prompts: Sequence[int], rows: S
     states.take([texts[row] for row in rows], [prompts[row] for row in rows], fed_BTA)
 
 
-def _heat(temperatures: Sequence[float], number: int) -> float:
-    """The temperature of a text by its number."""
-    return temperatures[number % len(temperatures)]
+def _heat(temperatures: Sequence[float], rows: int, number: int) -> float:
+    """The temperature of a text by its number. A row has the next one whenever it comes again: an even number of rows
+    would otherwise be half greedy ones, whose text is the same each time."""
+    return temperatures[(number % rows + number // rows) % len(temperatures)]
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
