@@ -177,9 +177,15 @@ def test_prompts_that_are_not_taken_are_said(teacher: Path, tmp_path: Path, caps
         distill(teacher, rows, tmp_path / "long", **asked | {"new_tokens": 256})
 
 
+def test_a_text_begins_as_run_begins_it(teacher: Path) -> None:
+    """With a begin token if the tokenizer adds one, whatever config.json names."""
+    tokenizer = tokenizer_of(teacher)
+    assert Prompts([{"id": "a", "text": "the old"}], tokenizer, 0, 99)(0) == tokenizer.encode("the old")
+
+
 def test_rows_that_are_read_twice_are_held_out_together(teacher: Path) -> None:
     renamed: list[Row] = [{**row, "id": f"copy/{row['id']}"} for row in ROWS]
-    prompts = Prompts([*ROWS, *ROWS[:9], *renamed], tokenizer_of(teacher), 0, 0, 99)
+    prompts = Prompts([*ROWS, *ROWS[:9], *renamed], tokenizer_of(teacher), 0, 99)
     sources = {number: prompts.source(number) for number in range(89)}
     contents = [{**row, "id": ""} for row in prompts.rows]
     assert set(sources.values()) == {contents.index(content) for content in contents}

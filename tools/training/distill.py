@@ -58,11 +58,11 @@ _SAY_EVERY = 10.0
 class Prompts:
     """Prompt number i of a seed: the rows in one random order, over and over, with another turn each time."""
 
-    def __init__(self, rows: Sequence[Row], text: Tokenizer, begin: int | None, seed: int, longest: int) -> None:
+    def __init__(self, rows: Sequence[Row], text: Tokenizer, seed: int, longest: int) -> None:
         if not rows:
             raise RequestError(_NO_ROWS)
         self.longest = min(LONGEST_PROMPT, longest)
-        self.rows, self.text, self.begin, self.seed = rows, text, begin, seed
+        self.rows, self.text, self.seed = rows, text, seed
         self.order = np.random.default_rng(seed).permutation(len(rows))
         places, digests = dict[bytes, int](), (hashlib.sha256(_line({**row, "id": ""})).digest() for row in rows)
         self.first = [places.setdefault(digest, place) for place, digest in enumerate(digests)]
@@ -81,10 +81,8 @@ class Prompts:
 
     def _of(self, row: Row, number: int) -> list[int]:
         if "text" in row:
-            begin = [] if self.begin is None else [self.begin]
             # Only the first tokens are wanted, and no token is as long as 40 characters on average.
-            tokens = self.text.encode(row["text"][: 40 * TEXT_PROMPT], special=False)
-            return [*begin, *tokens][: min(TEXT_PROMPT, self.longest)]
+            return self.text.encode(row["text"][: 40 * TEXT_PROMPT])[: min(TEXT_PROMPT, self.longest)]
         turns = [at for at, message in enumerate(row["messages"]) if message["role"] == "user"]
         chosen = int(np.random.default_rng((self.seed, number)).integers(len(turns))) if turns else -1
         for turn in reversed(turns[: chosen + 1]):
@@ -235,7 +233,7 @@ def distill(
             corpus = [*corpus, *written]
         if not team.rank:
             team.wait()
-        prompts = Prompts(corpus, text, checkpoint.config.bos, seed, positions - new_tokens)
+        prompts = Prompts(corpus, text, seed, positions - new_tokens)
         progress.longest = prompts.longest
         for shard in range(shards)[team.rank :: team.size]:
             if (out / f"shard-{shard:04}.index.npy").is_file():
