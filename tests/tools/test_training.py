@@ -91,6 +91,7 @@ def distilled(teacher: Path) -> Path:
         '{"id": "a", "messages": []}',
         '{"id": "a", "messages": ["hi"]}',
         '{"id": "a", "messages": 5}',
+        '{"id": "a", "messages": [{"role": "user", "content": "x"}], "text": "x"}',
         '{"id": "\\ud800", "text": "x"}',
         "[" * 99999,
     ],

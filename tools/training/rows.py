@@ -68,6 +68,8 @@ def _row(line: str, number: int, path: Path) -> Row:
         if not {"messages", "text"} & row.keys():
             row = _of_prompt(row, number)
         row["id"].encode()
+        if {"messages", "text"} <= row.keys():
+            raise RequestError(f"{path}, line {number}: has messages and a text; leave one of the fields out")
         # What a message holds is the chat template's to judge.
         chat = row.get("messages")
         assert isinstance(row.get("text"), str) or (chat and all(isinstance(message["role"], str) for message in chat))
