@@ -33,7 +33,7 @@ from draftwood.tools.training.schedule import stable_decay
 from draftwood.tools.training.states import FOLDER, States, path_of_states, states_file, usual_aux
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import Distilled, shuffled
-from draftwood.tools.training.trainer import write_state
+from draftwood.tools.training.trainer import _shares, write_state
 
 TEXT = "the old sailor counted 12 ships and 305 gulls near the quiet harbour before the storm came in"
 WORDS = TEXT.split()
@@ -191,6 +191,19 @@ def test_rows_that_are_read_twice_are_held_out_together(teacher: Path) -> None:
     contents = [{**row, "id": ""} for row in prompts.rows]
     assert set(sources.values()) == {contents.index(content) for content in contents}
     assert all(contents[prompts.order[number]] == contents[source] for number, source in sources.items())
+
+
+def test_a_row_is_held_out_however_few_they_are(distilled: Path) -> None:
+    texts = Distilled.open(distilled)
+    for rows in (40, 10, 2):
+        source_W = texts.index_W["source"] % rows
+        index_W = texts.index_W.copy()
+        index_W["source"] = source_W
+        held_W = replace(texts, index_W=index_W).held_out()
+        assert held_W.any() and not held_W.all() and not {*source_W[held_W]} & {*source_W[~held_W]}
+    index_W["source"] = 0
+    with pytest.raises(RequestError, match=r"0 texts to train on .* from 1 data rows; .* more --data"):
+        _shares(replace(texts, index_W=index_W), distilled, Team())
 
 
 def test_batched_generation_equals_single_rows(teacher: Path) -> None:

@@ -71,8 +71,11 @@ class Distilled:
         return cls(tokens_N, index_W, counts, settings["teacher"], digest, tuple(settings["ends"]))
 
     def held_out(self) -> np.ndarray:
-        """bool [W]: a fixed twentieth, chosen by corpus row, so that both texts of one prompt fall together."""
-        return np.array([zlib.crc32(int(s).to_bytes(4, "little")) % 20 == 0 for s in self.index_W["source"]])
+        """bool [W]: a fixed twentieth, chosen by corpus row, so that both texts of one prompt fall together; of rows so
+        few that none is chosen, the last."""
+        source_W = self.index_W["source"]
+        held_W = np.array([zlib.crc32(int(source).to_bytes(4, "little")) % 20 == 0 for source in source_W])
+        return held_W if held_W.any() else source_W == source_W.max()
 
     def ended(self) -> np.ndarray:
         """bool [W]: whether the text ends with an end token, and not because its tokens were used up."""

@@ -187,7 +187,11 @@ def _shares(texts: Distilled, folder: Path, team: Team) -> tuple[np.ndarray, np.
     held_W, some_W = texts.held_out(), texts.spans() > 0
     train_W, valid_W = (~held_W & some_W).nonzero()[0], (held_W & some_W).nonzero()[0]
     if len(train_W) < team.size or not len(valid_W):
-        raise RequestError(f"{folder}: too few texts to train on and to validate with; distill more")
+        rows = len(np.unique(texts.index_W["source"]))
+        raise RequestError(
+            f"{folder}: {len(train_W)} texts to train on and {len(valid_W)} held out, of prompts from {rows} data rows;"
+            " expected one a process, and one of another row; distill from more --data, or longer texts"
+        )
     return train_W, valid_W
 
 
