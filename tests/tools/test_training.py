@@ -7,11 +7,13 @@ import resource
 import shutil
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import distributed
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -342,6 +344,18 @@ def test_processes_share_the_shards(teacher: Path, distilled: Path, tmp_path: Pa
         assert len(list(tmp_path.glob("shard-*.index.npy"))) == 2 - rank
     for path in distilled.glob("shard-*"):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def test_processes_wait_for_the_first_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own limit they would for 10 minutes on GPUs, for 30 elsewhere."""
+    asked: dict[str, timedelta] = {}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed, "init_process_group", lambda backend, **options: asked.update(options))
+    for name, given in {"get_rank": 1, "get_world_size": 2, "destroy_process_group": None}.items():
+        monkeypatch.setattr(distributed, name, lambda given=given: given)
+    with Team.join(torch.device("cpu")) as team:
+        assert team == Team(1, 2)
+    assert asked["timeout"] >= timedelta(hours=12)
 
 
 def test_texts_take_the_temperatures_in_turn(teacher: Path, tmp_path: Path) -> None:

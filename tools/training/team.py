@@ -6,9 +6,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed
+
+# The longest that processes wait for one of them: the first writes prompts and looks at held-out texts alone, which may
+# take hours. If one ends, torchrun ends all.
+_PATIENCE = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class Team:
             return
         if device.type == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
         try:
             yield cls(distributed.get_rank(), distributed.get_world_size())
         finally:
