@@ -14,6 +14,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from textwrap import dedent
 
 from draftwood.tools.prompts import Prompt
 
@@ -22,7 +23,7 @@ SECONDS, MEMORY, FILE_BYTES = 10, 2 << 30, 1 << 20
 # The program lies in a file: an argument of a command has to be shorter than some tests are.
 _RUN = "exec(compile(open('program', encoding='utf-8').read(), 'program', 'exec'))"
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.S)
+_BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.S)
 
 
 def has_answer(prompt: Prompt) -> bool:
@@ -53,7 +54,7 @@ def program(prompt: str, text: str, function: str, test: str) -> str:
     define the function itself goes on from the prompt.
     """
     head = f"def {function}("
-    blocks = (block for block in _BLOCK.findall(text) if head in block)
+    blocks = (dedent(block) for block in _BLOCK.findall(text) if head in block)
     code = next(blocks, text)
     # What stands before the function in the prompt, imports and helpers, is often left out of an answer.
     whole = f"{prompt.partition(head)[0]}\n{code}" if head in code else prompt + code

@@ -34,6 +34,8 @@ def test_sums(text: str, right: bool) -> None:
     [
         ("```python\ndef low(x):\n    return floor(half(x))\n```\nThis rounds.", True),
         ("Here:\n```\ndef other(): pass\n```\n```py\ndef low(x):\n    return floor(half(x))", True),
+        ("```Python 3\ndef low(x):\n    return floor(half(x))\n```", True),
+        ("1. So:\n   ```python\n   def low(x):\n       return floor(half(x))\n   ```\n2. It rounds.", True),
         ("def low(x):\n    return floor(half(x))", True),
         ("    return floor(half(x))", True),
         ("```python\ndef low(x):\n    return x\n```", False),
