@@ -20,8 +20,9 @@ from draftwood.tools.prompts import Prompt
 
 # Seconds, bytes of memory and bytes of a file that a model's program may take.
 SECONDS, MEMORY, FILE_BYTES = 10, 2 << 30, 1 << 20
-# The program lies in a file: an argument of a command has to be shorter than some tests are.
-_RUN = "exec(compile(open('program', encoding='utf-8').read(), 'program', 'exec'))"
+# The program lies in a file: an argument of a command has to be shorter than some tests are. As in HumanEval's own
+# harness it is no main program, so what an answer does only as one, such as to ask for input, is not done.
+_RUN = "exec(compile(open('program', encoding='utf-8').read(), 'program', 'exec'), {})"
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.S)
 

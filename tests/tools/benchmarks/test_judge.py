@@ -37,6 +37,7 @@ def test_sums(text: str, right: bool) -> None:
         ("```Python 3\ndef low(x):\n    return floor(half(x))\n```", True),
         ("1. So:\n   ```python\n   def low(x):\n       return floor(half(x))\n   ```\n2. It rounds.", True),
         ("def low(x):\n    return floor(half(x))", True),
+        ("def low(x):\n    return floor(half(x))\n\nif __name__ == '__main__':\n    print(low(input()))", True),
         ("    return floor(half(x))", True),
         ("```python\ndef low(x):\n    return x\n```", False),
         ("```python\ndef low(x):\n    import sys; sys.exit(0)\n```", False),
