@@ -25,6 +25,8 @@ SECONDS, MEMORY, FILE_BYTES = 10, 2 << 30, 1 << 20
 _RUN = "exec(compile(open('program', encoding='utf-8').read(), 'program', 'exec'), {})"
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.S)
+# The end of a line before one that is not indented.
+_END = re.compile(r"\n(?=\S)")
 
 
 def has_answer(prompt: Prompt) -> bool:
@@ -51,14 +53,16 @@ def _last_number(text: str) -> float | None:
 def program(prompt: str, text: str, function: str, test: str) -> str:
     """The program of a model's answer and HumanEval's test of it.
 
-    The answer is the first block of code that defines the function, or else all of the text. A text that does not
-    define the function itself goes on from the prompt.
+    The answer is the first block of code that defines the function, or else all of the text. A text that begins
+    indented, or does not define the function itself, goes on from the prompt, to the function's end: what follows there
+    is often cut off in the middle.
     """
     head = f"def {function}("
-    blocks = (dedent(block) for block in _BLOCK.findall(text) if head in block)
-    code = next(blocks, text)
-    # What stands before the function in the prompt, imports and helpers, is often left out of an answer.
-    whole = f"{prompt.partition(head)[0]}\n{code}" if head in code else prompt + code
+    blocks = [dedent(block) for block in _BLOCK.findall(text) if head in block]
+    if not blocks and (head not in text or text.lstrip("\n").startswith(("  ", "\t"))):
+        whole = prompt + _END.split(text)[0]
+    else:  # what stands before the function in the prompt, imports and helpers, is often left out of an answer
+        whole = f"{prompt.partition(head)[0]}\n{blocks[0] if blocks else text.strip()}"
     return f"{whole}\n{test}\ncheck({function})\n"
 
 

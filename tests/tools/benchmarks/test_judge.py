@@ -39,6 +39,8 @@ def test_sums(text: str, right: bool) -> None:
         ("def low(x):\n    return floor(half(x))", True),
         ("def low(x):\n    return floor(half(x))\n\nif __name__ == '__main__':\n    print(low(input()))", True),
         ("    return floor(half(x))", True),
+        ("\n    y = half(x)\n\n    return floor(y)\n\n\ndef low(x):\n    return 1\n\nassert low(", True),
+        ("    return floor(half(x))\n```\nThis rounds.", True),
         ("```python\ndef low(x):\n    return x\n```", False),
         ("```python\ndef low(x):\n    import sys; sys.exit(0)\n```", False),
         ("I cannot.", False),
