@@ -22,6 +22,7 @@ from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tests.gguf_files import write_tokens
 from draftwood.tests.many_lines import lines
 from draftwood.tools.cli import main
+from draftwood.tools.measure.conversations import continuation
 
 sentencepiece = pytest.importorskip("sentencepiece")
 
@@ -101,6 +102,14 @@ def test_a_llama_tokenizer_is_that_of_transformers(config: dict[str, Any], plain
         ids = theirs.encode(line, add_special_tokens=False)
         assert ours.encode(line, special=False) == ids, line
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), line
+
+
+def test_a_continuation_has_the_space_that_its_first_token_loses_alone(plain: bytes, tmp_path: Path) -> None:
+    tokenizer = convert(tmp_path, plain, tokenizer_class="LlamaTokenizer")
+    prompt = tokenizer.encode("the cat:\n")
+    new = tokenizer.encode("the cat:\n    the hat")[len(prompt) :]
+    assert tokenizer.decode(new) == "   the hat"
+    assert continuation(tokenizer, prompt, new) == "    the hat"
 
 
 @pytest.mark.parametrize("older", [True, False], ids=["older files", "listed as plain"])

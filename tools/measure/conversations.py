@@ -66,6 +66,11 @@ def tokenizer_of(engine: Engine) -> Tokenizer:
     return engine.bundle.tokenizer
 
 
+def continuation(tokenizer: Tokenizer, prompt: Sequence[int], token_ids: Sequence[int]) -> str:
+    """The text that tokens add to a prompt's: decoded alone, the first one may lose its space, and code its depth."""
+    return tokenizer.decode([*prompt, *token_ids])[len(tokenizer.decode(prompt)) :]
+
+
 def by_conversation(prompts: Sequence[Prompt], limit: int | None = None) -> list[list[Prompt]]:
     """Turns by conversation; with a limit, conversations are taken from the sources in turn, evenly over each."""
     whole: dict[str, list[Prompt]] = {}

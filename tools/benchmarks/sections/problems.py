@@ -12,7 +12,7 @@ from draftwood.tools.benchmarks.open_bundles import Lab
 from draftwood.tools.benchmarks.section import Block, Row, Section, Table, Task, grouped
 from draftwood.tools.benchmarks.sections.turn import Ways
 from draftwood.tools.benchmarks.suite import SectionSettings, Suite
-from draftwood.tools.measure.conversations import by_conversation, tokenizer_of
+from draftwood.tools.measure.conversations import by_conversation, continuation, tokenizer_of
 from draftwood.tools.measure.runner import PLAIN, Way, decode, measure, median_seconds, warm_up
 from draftwood.tools.measure.spread import ratio
 from draftwood.tools.prompts import Prompt, read_families
@@ -54,7 +54,7 @@ def measure_problem(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any
     by_way, plain = measure(ways, ids, options, ask.rounds, len(ids))
     for name, figures in by_way.items():
         text = plain if figures["equal"] else decode(ways[name], ids, options).result
-        figures["solved"] = solves(problem, tokenizer_of(opened.engine).decode(text.token_ids))
+        figures["solved"] = solves(problem, continuation(tokenizer_of(opened.engine), ids, text.token_ids))
     return {"ways": by_way, "source": problem.source}
 
 
