@@ -433,6 +433,19 @@ def test_damaged_settings_are_one_line(teacher: Path, tmp_path: Path, text: str)
         distill(teacher, ROWS, tmp_path, **DISTILL)
 
 
+def test_a_damaged_shard_or_its_states_are_one_line(teacher: Path, distilled: Path, tmp_path: Path) -> None:
+    for content in (b"", (distilled / "shard-0001.npy").read_bytes()):
+        shutil.copytree(distilled, tmp_path, dirs_exist_ok=True)
+        (tmp_path / "shard-0000.npy").write_bytes(content)
+        with pytest.raises(RequestError, match=r"shard-0000.index.npy: damaged shard \(.*; remove it, and run distill"):
+            Distilled.open(tmp_path)
+    states = States(FrozenTeacher.open(teacher), Distilled.open(distilled), (0, 1, 2), tmp_path, 10**9)
+    states.fill()
+    states.paths[0].write_bytes(states.paths[0].read_bytes()[:999])
+    with pytest.raises(RequestError, match=r"states-.*.npy: damaged \(.*; remove it"):
+        states.batch(np.arange(2))
+
+
 def test_texts_of_another_teacher_are_refused(distilled: Path) -> None:
     with pytest.raises(RequestError, match="another teacher"):
         Distilled.open(distilled, "0" * 64)

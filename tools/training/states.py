@@ -25,6 +25,7 @@ from draftwood.compiler.drafters.common.training import aux_layers
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.teacher import FrozenTeacher
 from draftwood.errors import RequestError
+from draftwood.tools.made_from import damaged
 from draftwood.tools.training.texts import Distilled, batch_of, by_length, padded
 
 # W texts, N tokens, B texts a batch, T fed tokens, S tokens of the longest, H hidden size, F width of the aux states,
@@ -220,11 +221,18 @@ class States:
         states_BSA = np.zeros((len(text_B), lengths.max(), len(self.columns_A)), np.uint16)
         for row, (text, shard, length) in enumerate(zip(text_B, shard_B.tolist(), lengths, strict=True)):
             if shard not in self.shards:
-                self.shards[shard] = np.load(self.paths[shard], mmap_mode="r")
+                self.shards[shard] = self._opened(shard)
             at = self.first_W[text] - self.first_W[self._texts(shard)[0]]
             rows_SA = self.shards[shard][at : at + length]
             states_BSA[row, :length] = rows_SA if len(self.columns_A) == self.width else rows_SA[:, self.columns_A]
         return torch.from_numpy(states_BSA).view(torch.bfloat16)
+
+    def _opened(self, shard: int) -> np.ndarray:
+        """The states of a shard, uint16 [tokens, width], that stay on disk; RequestError if the file is cut off."""
+        try:
+            return np.load(self.paths[shard], mmap_mode="r")
+        except (OSError, EOFError, ValueError) as error:
+            raise damaged(self.paths[shard], str(error)) from None
 
     def _computed(self, text_B: np.ndarray) -> Tensor:
         """bfloat16 [B, S, A] on the teacher's device: final states first, then the stored aux states, low to high."""

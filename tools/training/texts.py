@@ -51,12 +51,9 @@ class Distilled:
         """
         try:
             settings = _settings(folder)
-            shards = [
-                (np.load(path.with_name(path.name.replace(".index", ""))), np.load(path))
-                for path in sorted(folder.glob("shard-*.index.npy"))
-            ]
         except (OSError, ValueError) as error:
             raise RequestError(f"{folder}: not a whole folder of distilled texts ({error}); run distill") from None
+        shards = [_shard(path) for path in sorted(folder.glob("shard-*.index.npy"))]
         if not shards:
             raise RequestError(f"{folder}: no shard is finished; run distill first")
         if teacher is not None and settings["teacher"] != teacher:
@@ -90,6 +87,21 @@ class Distilled:
         """The tokens of one text, uint32 [its length], prompt included."""
         start, length = self.index_W["start"][text], self.index_W["length"][text]
         return self.tokens_N[start : start + length]
+
+
+def _shard(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens and the index of a shard's texts.
+
+    Raises:
+        RequestError: one of the two files is damaged, or they do not belong together.
+    """
+    try:
+        tokens, index = np.load(path.with_name(path.name.replace(".index", ""))), np.load(path)
+        if index.dtype != INDEX or tokens.shape != (index["length"].sum(),):
+            raise ValueError("it is not of the tokens next to it")
+    except (OSError, EOFError, ValueError) as error:
+        raise RequestError(f"{path}: damaged shard ({error}); remove it, and run distill again") from None
+    return tokens, index
 
 
 def _settings(folder: Path) -> dict[str, Any]:
