@@ -43,6 +43,8 @@ class Student(nn.Module):
     negatives: int | None = None
     # On sampled text the cross-entropy is with the teacher's draw under noise that the drafter shares.
     shared_noise = False
+    # The number of the training's step.
+    step = 0
     # Weight of level i's loss is this to the power i: the choice of both Medusa-1 and EAGLE-3.
     DECAY = 0.8
 
@@ -123,7 +125,7 @@ class Student(nn.Module):
         target: RowTargets = distribution
         if self.shared_noise:
             temperature_R = batch.temperatures().repeat_interleave(self.levels)[rows_R]
-            target = drawn(distribution, temperature_R, len(output_VH), seed=int(batch.ids_BS.sum()))
+            target = drawn(distribution, temperature_R, len(output_VH), self._seed(batch))
         loss, loss_R = HeadLoss.apply(
             features_NIH.flatten(0, 1)[rows_R].to(output_VH.dtype), output_VH, weight_NI.flatten()[rows_R], target,
             place_R.argsort(stable=True),
@@ -132,11 +134,13 @@ class Student(nn.Module):
 
     def _columns(self, batch: Batch) -> Tensor:
         """The ids whose logits a step looks at, ascending: those of its texts, and ``negatives`` others at random."""
-        written = batch.ids_BS.unique()
-        # By the batch, so that a run that resumes is the same.
-        random = torch.Generator().manual_seed(int(written.sum()))
+        written, random = batch.ids_BS.unique(), torch.Generator().manual_seed(self._seed(batch))
         others = torch.randint(len(self.output_VH), (self.negatives or 0,), generator=random)
         return torch.cat((written, others.to(written.device))).unique()
+
+    def _seed(self, batch: Batch) -> int:
+        """Of what is random in a step: a run that resumes is the same, and a batch that comes again has other noise."""
+        return (self.step << 40) + int(batch.ids_BS.sum())
 
     def token_loss(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy with the tokens that the teacher wrote, weighted; and summed by level, [I]."""

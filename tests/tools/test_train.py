@@ -169,6 +169,16 @@ def test_shared_noise_changes_what_sampled_text_teaches(folder: Path, kind: str)
     assert not torch.allclose(found["sampled", False], found["sampled", True], rtol=0.01)
 
 
+def test_a_batch_that_comes_again_has_other_noise(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds, drawn = [], student.drawn
+    monkeypatch.setattr(student, "drawn", lambda *given: seeds.append(given[-1]) or drawn(*given))
+    asked = {"levels": 2, "steps": 3, "batch": 120, "shared_noise": True}
+    train("medusa", folder / "noise", folder / "unread", tmp_path, **asked)  # every step has all texts
+    assert len(set(seeds)) == 3
+
+
 def test_sampled_texts_alone_have_noise(folder: Path) -> None:
     model, texts = FrozenTeacher.open(folder / "noise"), Distilled.open(folder / "unread")
     batch = States(model, texts, (1,)).batch(np.array([0, 1]))

@@ -244,6 +244,7 @@ def _steps(
         part = states.batch(next(feed)[team.rank :: team.size])
         count_I = (part.targets(run.drafter.levels) != NONE).sum(0)
         team.add_up([count_I])
+        run.drafter.step = run.step
         loss, sums = run.drafter.loss(part, count_I)
         torch.autograd.backward(loss)
         team.add_up([_gradient(parameter) for parameter in parameters])
