@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from typing import IO
+from typing import IO, cast
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ from draftwood.manifest import Gear
 from draftwood.runtime import reasoning
 from draftwood.runtime.decoding import Decoding, Finish
 from draftwood.runtime.engines.engine import Engine
-from draftwood.runtime.opened import OpenedBundle, continues, prompt_ids
+from draftwood.runtime.opened import OpenedBundle, Prompt, continues, prompt_ids
 from draftwood.runtime.speculation.apart import ApartGrammar, ApartGrammars
 from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.text.grammar import Grammar
@@ -291,8 +291,8 @@ def _grammars(model: OpenedBundle) -> ApartGrammars | None:
     return grammars
 
 
-def _read(prompt: str | list[int] | WrittenChat) -> Any:
-    return prompt.read() if isinstance(prompt, WrittenChat) else prompt
+def _read(prompt: str | list[int] | WrittenChat) -> Prompt:
+    return cast(Prompt, prompt.read()) if isinstance(prompt, WrittenChat) else prompt
 
 
 def _refusal(text: int, message: str) -> Refused:
