@@ -154,7 +154,7 @@ class Service:
         return ModelCard(id=model.name, created=self.created, max_model_len=context)
 
     async def page(self, request: Request) -> Response:
-        name, kind = PAGE[request.url.path]
+        name, kind = PAGE[request.scope["path"]]  # not its URL, into which starlette 1.0.0 puts any Host
         content = files("draftwood.tools.serve").joinpath("page", name).read_bytes()
         return Response(content, headers=PAGE_HEADERS | {"content-type": kind})
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.datastructures import URL
+from starlette.requests import Request
 
 from draftwood.errors import RequestError
 from draftwood.tools.serve.app import Service, Settings
@@ -355,3 +357,11 @@ def test_a_schema_ends_no_text_but_its_own(server: Any, schema: dict[str, Any]) 
     status, answer, _ = server.ask("/v1/completions", body)
     assert status == 400 and answer["error"]["param"] == "response_format" and "\n" not in answer["error"]["message"]
     assert beside.getresponse().read().endswith(b"data: [DONE]\n\n") and server.engines() == engines
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js"])
+def test_the_page_does_not_depend_on_the_host_that_a_request_names(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As starlette 1.0.0 reads the URL of the host a?x.
+    monkeypatch.setattr(Request, "url", property(lambda _: URL("http://a?x" + path)))
+    request = Request({"type": "http", "method": "GET", "path": path, "headers": [(b"host", b"a?x")]})
+    assert asyncio.run(Service({}, Settings(), Metrics()).page(request)).status_code == 200
