@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+# Where several processes add their numbers up in files. The numbers here are of one process; in files they would go on
+# with those of an ended process of the same number, which a container's first process always is.
+for _name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+    os.environ.pop(_name, None)
 
-from draftwood.version import __version__
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest  # noqa: E402
+
+from draftwood.version import __version__  # noqa: E402
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SHORT = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0)

@@ -365,3 +365,15 @@ def test_the_page_does_not_depend_on_the_host_that_a_request_names(path: str, mo
     monkeypatch.setattr(Request, "url", property(lambda _: URL("http://a?x" + path)))
     request = Request({"type": "http", "method": "GET", "path": path, "headers": [(b"host", b"a?x")]})
     assert asyncio.run(Service({}, Settings(), Metrics()).page(request)).status_code == 200
+
+
+def test_metrics_are_of_the_process_alone(python: Callable[..., str], tmp_path: Path) -> None:
+    counted = """
+from draftwood.tools.serve.metrics import Metrics, ModelMetrics
+metrics = Metrics()
+ModelMetrics(metrics, "m").began(0.1, 7, 0)
+print(*[line for line in metrics.text().decode().splitlines() if line.startswith("vllm:prompt_tokens_total")])
+"""
+    # As of a service next to it that counts in several processes, whose folder need not be there.
+    variables = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "none")}
+    assert python(counted, environment=variables).split()[-1] == "7.0"
