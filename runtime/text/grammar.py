@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ from draftwood.runtime.text.schema import check_schema, schemas_of
 # A JSON schema as an object, or a grammar's text: Lark's syntax, or GBNF's, which has ``::=``.
 Grammar = str | Mapping[str, Any]
 
+# Of a long const or enum with escapes, 1.7.0 lets shorter texts end (guidance-ai/llguidance#326).
+LEAST_LLGUIDANCE = (1, 7, 2)
 # Grammars that stay compiled.
 _KEPT = 32
 _MOST_CHARACTERS = 1 << 20
@@ -63,7 +66,7 @@ class Grammars:
     they may come.
 
     Raises:
-        RequestError: llguidance is not installed, or cannot read the tokenizer; no token ends a text.
+        RequestError: llguidance is not installed, is too old, or cannot read the tokenizer; no token ends a text.
     """
 
     def __init__(self, source: str, vocabulary: int, ends: Sequence[int]) -> None:
@@ -71,6 +74,10 @@ class Grammars:
             import llguidance
         except ImportError:
             raise RequestError("grammar: needs the package llguidance, which the extra serve brings") from None
+        installed = version("llguidance")
+        if tuple(map(int, re.findall(r"\d+", installed)[:3])) < LEAST_LLGUIDANCE:
+            least = ".".join(map(str, LEAST_LLGUIDANCE))
+            raise RequestError(f"grammar: llguidance {installed} is too old for it; install {least} or later")
         if not ends:
             raise RequestError("grammar: this bundle's teacher has no end token, by which a text could end")
         self._library, self._vocabulary, self._ends = llguidance, vocabulary, frozenset(ends)

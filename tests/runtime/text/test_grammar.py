@@ -260,3 +260,20 @@ with draftwood.open({str(tiny_bundle)!r}, threads=1) as model:
     assert python(code, blocked=["llguidance"]) == (
         "grammar: needs the package llguidance, which the extra serve brings\n"
     )
+
+
+def test_a_library_that_forgets_long_texts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.runtime.text.grammar.version", lambda _: "1.7.0")
+    with pytest.raises(
+        RequestError, match=r"^grammar: llguidance 1\.7\.0 is too old for it; install 1\.7\.2 or later$"
+    ):
+        Grammars("", 1, [0])
+
+
+def test_a_long_text_with_escapes_is_held_to_in_whole() -> None:
+    lines = "\n" * 100
+    tokenizer = train_tokenizer([{"id": "0", "text": "the cat"}], 300)
+    held = Grammars(tokenizer.to_str(), 300, [1]).begin({"const": lines})
+    for position, token in enumerate(tokenizer.encode(json.dumps(lines)).ids):
+        assert held.allows(position, token), position
+        held.take(position, token)
