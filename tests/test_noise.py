@@ -14,6 +14,7 @@ from draftwood.noise import (
     RepeatedIds,
     block_bounds,
     block_gumbels,
+    bounds_at,
     gumbel_row,
     gumbels,
     key_of,
@@ -179,6 +180,8 @@ def test_the_forms_agree():
     assert np.array_equal(both[0], row[ids]) and np.array_equal(both[1], gumbels(ids, key_of(5, 10)))
     whole = gumbel_row(16 * BLOCK, key)
     assert np.array_equal(block_bounds(1000, key), whole.reshape(16, BLOCK).max(1))
+    for seed, position in ((5, 9), (5, 31), (5, 32), (2**64 - 1, 2**40)):
+        assert np.array_equal(bounds_at(70_001, seed, position), block_bounds(70_001, key_of(seed, position)))
 
 
 def test_the_least_of_a_block_is_at_every_lane():

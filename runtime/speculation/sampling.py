@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import NumericError, RequestError
-from draftwood.noise import BLOCK, Key, block_bounds, block_gumbels, gumbel_row, gumbels, key_of
+from draftwood.noise import BLOCK, Key, block_gumbels, bounds_at, gumbel_row, gumbels, key_of
 
 Logits = NDArray[np.float32]
 Probabilities = NDArray[np.float64]
@@ -26,7 +26,7 @@ Ids = NDArray[np.int32]
 # Up to this many tokens, making the noise of all is as fast as finding out which may win. In a larger vocabulary this
 # many blocks are looked at first.
 _WHOLE = 1 << 14
-_FIRST_BLOCKS = 8
+_FIRST_BLOCKS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,12 +136,11 @@ def draw(logits_V: Logits, sampling: Sampling, position: int) -> int:
     best = _argmax(logits_V)
     if sampling.greedy:
         return best
-    key, peak, temperature = key_of(sampling.seed, position), logits_V[best], sampling.temperature
     ids_K = _kept(logits_V, sampling)
     if ids_K is None:
-        return _winner(logits_V, peak, temperature, key)
-    heights_K = _heights(logits_V[ids_K], peak, temperature)
-    heights_K += gumbels(ids_K, key)
+        return _winner(logits_V, logits_V[best], sampling, position)
+    heights_K = _heights(logits_V[ids_K], logits_V[best], sampling.temperature)
+    heights_K += gumbels(ids_K, key_of(sampling.seed, position))
     return int(ids_K[heights_K.argmax()])
 
 
@@ -168,18 +167,19 @@ def margin(logits_V: Logits, sampling: Sampling, position: int) -> float:
     return float(first - second)
 
 
-def _winner(logits_V: Logits, peak: np.float32, temperature: float, key: Key) -> int:
+def _winner(logits_V: Logits, peak: np.float32, sampling: Sampling, position: int) -> int:
     """The draw among all tokens. In a large vocabulary noise is made for those blocks alone that may hold it.
 
     A block's best logit and its greatest G bound the sums in it. The best of a few blocks is found first; most often no
     other block can hold a better one.
     """
+    key, temperature = key_of(sampling.seed, position), sampling.temperature
     if logits_V.size <= _WHOLE:
         heights_V = _heights(logits_V, peak, temperature)
         heights_V += gumbel_row(logits_V.size, key)
         return int(heights_V.argmax())
     bounds_B = _heights(_block_peaks(logits_V), peak, temperature)
-    bounds_B += block_bounds(logits_V.size, key)
+    bounds_B += bounds_at(logits_V.size, sampling.seed, position)
     first_n = np.sort(np.argpartition(bounds_B, -_FIRST_BLOCKS)[-_FIRST_BLOCKS:])
     best, height = _best_of(first_n, logits_V, peak, temperature, key)
     bounds_B[first_n] = -math.inf
@@ -204,9 +204,7 @@ def _best_of(
 
 def _block_peaks(logits_V: Logits) -> Logits:
     """The greatest logit of every block; the last block may be short."""
-    whole = logits_V.size // BLOCK * BLOCK
-    peaks_B = logits_V[:whole].reshape(-1, BLOCK).max(1)
-    return peaks_B if whole == logits_V.size else np.append(peaks_B, logits_V[whole:].max())
+    return np.maximum.reduceat(logits_V, np.arange(0, logits_V.size, BLOCK))  # twice as fast as a maximum by rows
 
 
 def _heights(logits_n: Logits, peak: np.float32, temperature: float) -> NDArray[np.float64]:

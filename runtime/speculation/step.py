@@ -171,7 +171,8 @@ class HostParts:
         accepted_rows: list[Taken] = []
         for state, draft, output in zip(states, drafts, verified, strict=True):
             accepted = accept(state, draft, output.logits_RV.__getitem__)
-            accepted_rows.append((accepted, output.features_RF[list(accepted.rows)]))
+            features = output.features_RF[list(accepted.rows)] if state.draft else None
+            accepted_rows.append((accepted, features))
         return accepted_rows
 
 
