@@ -252,8 +252,12 @@ def _softmax(logits_K: Logits, peak: np.float32, temperature: float) -> Probabil
 
 
 def _top_k(logits_V: Logits, k: int) -> Ids:
-    start = logits_V.size - k
-    return _first_ranked(logits_V, np.partition(logits_V, start)[start], k)
+    """Ascending ids of the k greatest. None is below the k-th greatest block peak, so most tokens are not ranked."""
+    peaks_B = _block_peaks(logits_V)
+    bound = np.partition(peaks_B, -k)[-k] if k < peaks_B.size else -math.inf
+    likely = np.flatnonzero(logits_V >= bound).astype(np.int32)
+    logits_n = logits_V[likely]
+    return likely[_first_ranked(logits_n, np.partition(logits_n, -k)[-k], k)]
 
 
 def _nucleus(probs_K: Probabilities, top_p: float) -> Ids:
