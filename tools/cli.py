@@ -80,11 +80,11 @@ def main(argv: Sequence[str] | None = None, program: Program = DRAFTWOOD) -> int
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # a process of the command's own
         end_on_signals()
-    if not _takes(sys.stdout):
-        return 2
     if not _takes(sys.stderr):  # the answer and the exit code tell enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # or the next file that is opened would take its number
         sys.stderr = os.fdopen(2, "w", closefd=False)
+    if not _takes(sys.stdout):
+        return _refuse("output: closed, or open for reading alone; give it a place, /dev/null if nobody reads it")
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file may hold what no terminal can spell, as half a character
         sys.stdout.reconfigure(errors="backslashreplace")
     if argv is None:
