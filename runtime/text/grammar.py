@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +69,8 @@ class Grammars:
     """
 
     def __init__(self, source: str, vocabulary: int, ends: Sequence[int]) -> None:
+        from importlib.metadata import version  # takes long, and an opening needs none
+
         try:
             import llguidance
         except ImportError:

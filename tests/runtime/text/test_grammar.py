@@ -263,7 +263,7 @@ with draftwood.open({str(tiny_bundle)!r}, threads=1) as model:
 
 
 def test_a_library_that_forgets_long_texts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood.runtime.text.grammar.version", lambda _: "1.7.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "1.7.0")
     with pytest.raises(
         RequestError, match=r"^grammar: llguidance 1\.7\.0 is too old for it; install 1\.7\.2 or later$"
     ):
