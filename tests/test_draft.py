@@ -350,6 +350,17 @@ def test_what_the_file_system_refuses_is_one_line(
     assert line.startswith("draft: error: ") and said in line and line.count("\n") == 1
 
 
+def test_an_environment_of_another_python_counts_as_none(clone: Clone) -> None:
+    """A system's new release of Python takes the place of the one that the environment's link leads to."""
+    assert clone.module.stamp()
+    newer = clone.folder / "python3.99"
+    clone.module.PYTHON.rename(newer)
+    clone.module.PYTHON.symlink_to(newer)
+    assert clone.module.stamp() == {}
+    (clone.module.VENV / "lib" / "python3.99").mkdir()
+    assert clone.module.stamp()
+
+
 def test_a_python_without_venv_names_the_package(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clone.module, "find_spec", lambda name: None if name == "ensurepip" else object())
     with pytest.raises(SystemExit, match=r"apt install python3\.\d+-venv"):
