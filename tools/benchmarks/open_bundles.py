@@ -96,6 +96,15 @@ class Lab:
         conversations = self.conversations(limit)
         return conversations[number % len(conversations)][0]
 
+    def warming(self, name: str, options: Options) -> list[int]:
+        """The ids of the first prompt that a bundle holds with its answer; RequestError if there is none."""
+        opened = self.opened(name)
+        context = opened.engine.bundle.manifest.dims.context
+        for prompt in self.prompts:
+            if len(ids := opened.ids(prompt)) + options.max_new_tokens <= context:
+                return ids
+        raise RequestError(f"--bundle {name}: holds no prompt with its answer, {context} tokens; give shorter prompts")
+
     def enters(self, *place: object) -> bool:
         """Whether it is another place than that of the last task, so that its ways have to be warmed up: other work
         has gone through the processor's caches."""

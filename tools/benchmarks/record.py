@@ -52,7 +52,7 @@ def begin(folder: Path, suite: Suite) -> None:
     Raises:
         RequestError: the folder holds a run of another suite or of files that have changed, whose rows would not fit.
     """
-    command = {"command": shlex.join(["draftwood", *sys.argv[1:]]), "began": _now()}
+    command = {"command": shlex.join(["python", "-m", "draftwood.tools.benchmarks", *sys.argv[1:]]), "began": _now()}
     if not (folder / FILE).exists():
         fresh = {
             "version": VERSION,
@@ -121,7 +121,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         if value["version"] != VERSION or not value["suite"]["sections"] or not value["machines"]:
             raise ValueError(f"version {value['version']}, expected {VERSION}")
     except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}; expected a folder of draftwood evaluate --out") from error
+        raise RequestError(f"{path}: {error.strerror}; expected a folder of evaluate --out") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RequestError(f"{path}: not a manifest of an evaluation ({error})") from error
     return value

@@ -25,7 +25,7 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
     try:
         whole = read_regular(path)
     except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}; expected a folder of draftwood evaluate --out") from error
+        raise RequestError(f"{path}: {error.strerror}; expected a folder of evaluate --out") from error
     return [_row(path, number, line) for number, line in enumerate(whole.split(b"\n")[:-1], 1)]
 
 
@@ -100,4 +100,4 @@ def differences(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield {**difference, "key": row["key"], "way": "together"}
         for way, figures in row["found"].get("programs", {}).items():  # ours next to other programs
             if not figures.get("equal", True):
-                yield {"tie": False, "key": row["key"], "way": way}
+                yield {"tie": False, **figures.get("difference", {}), "key": row["key"], "way": way}

@@ -81,12 +81,16 @@ def by_conversation(prompts: Sequence[Prompt], limit: int | None = None) -> list
     sources: dict[str, list[list[Prompt]]] = {}
     for turns in whole.values():
         sources.setdefault(turns[0].source, []).append(turns)
-    share, more = divmod(limit, len(sources))
-    chosen = []
-    for number, conversations in enumerate(sources.values()):
-        count = min(share + (number < more), len(conversations))
-        chosen += [conversations[at * len(conversations) // count] for at in range(count)]
-    return chosen
+    counts, left = dict[str, int](), limit
+    for number, source in enumerate(sorted(sources, key=lambda name: len(sources[name]))):
+        # What a small source does not have falls to the larger ones.
+        counts[source] = min(-(-left // (len(sources) - number)), len(sources[source]))
+        left -= counts[source]
+    return [
+        conversations[at * len(conversations) // counts[source]]
+        for source, conversations in sources.items()
+        for at in range(counts[source])
+    ]
 
 
 def long_texts(engine: Engine, prompts: Sequence[Prompt], length: int) -> Iterator[tuple[str, list[int]]]:

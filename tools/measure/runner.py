@@ -60,7 +60,7 @@ def in_turns(
     for round in range(number, number + rounds):
         shift = round % len(names)
         order = names[shift:] + names[:shift]
-        for name in order[::-1] if round % 2 else order:
+        for name in order[::-1] if round // len(names) % 2 else order:
             first, every = (turns or {}).get(name, (0, 1))
             if round % every == first:
                 results[name].append(ways[name]())

@@ -37,9 +37,3 @@ def ratio(above: ArrayLike, below: ArrayLike) -> Interval:
     ratios = above_N[picked].sum(1) / below_N[picked].sum(1)
     low, high = np.percentile(ratios, (2.5, 97.5))
     return Interval(float(above_N.sum() / below_N.sum()), float(low), float(high))
-
-
-def mean(values: ArrayLike) -> Interval:
-    """The mean of float[N] with its interval."""
-    values_N = np.asarray(values, float)
-    return ratio(values_N, np.ones_like(values_N))

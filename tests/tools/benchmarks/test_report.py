@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from draftwood.tools.benchmarks.markdown import markdown
 from draftwood.tools.benchmarks.rows import FILE
 from draftwood.tools.benchmarks.sections.lengths_shown import adaptive_regret, break_even, cells_of
 from draftwood.tools.benchmarks.sections.turn import base_seconds, bundle_factors, plain_of, total_speedup, turns_of
-from draftwood.tools.benchmarks.sections.turns_shown import depth_shares
+from draftwood.tools.benchmarks.sections.turns_shown import _accept_length, depth_shares
 from draftwood.tools.measure.spread import ratio
 
 STEERING = "a \\| b\n\n<script>alert(1)</script> ![c](http://d)"
@@ -61,6 +62,29 @@ def test_regret_and_break_even_are_against_the_best_in_hindsight() -> None:
     assert cell.best == "tree" and cell.overhead("tree") == pytest.approx(2.0 / 2.5)
     assert break_even([128, 256, 512], [1.3, 0.9, 0.8]) == "256 tokens"
     assert break_even([128, 256, 512], [0.9, 1.1, 1.2]) == "nowhere up to 512 (but at 128)"
+
+
+def test_a_length_without_trees_says_nothing() -> None:
+    ways = {"plain": figures([1.1]), "adaptive": figures([1.0]), "plain again": figures([0.9])}
+    at = {"model": "tiny", "bundle": "medusa", "temperature": 0.0, "length": 128}
+    assert cells_of([{"key": "a", "at": at, "found": {"ways": ways}}]) == []
+
+
+def test_an_accept_length_is_over_conversations() -> None:
+    """Steps of one resemble each other, so many of them do not make the mean of four conversations certain."""
+    turns: Any = [
+        SimpleNamespace(key=f"{gained}", figures={"accepted": [gained] * 1000}) for gained in (1, 2, 3, 4) for _ in "ab"
+    ]
+    length = _accept_length(turns)
+    assert length.value == 2.5 and length.low < 2 and length.high > 3
+
+
+def test_a_report_needs_no_prompts(tiny_run: Path) -> None:
+    """A run's folder may be looked at on another machine."""
+    before = contents(tiny_run)
+    (tiny_run.parent / "prompts.jsonl").unlink()
+    after = contents(tiny_run)
+    assert after.complete and [one.rows for one in after.chapters] == [one.rows for one in before.chapters]
 
 
 def test_a_run_becomes_markdown_with_its_pictures(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

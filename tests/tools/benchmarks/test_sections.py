@@ -35,7 +35,7 @@ SUITE = Suite(
     tries=1,
     busy_cores=100.0,
     sections={
-        "batches": SectionSettings(**FEW, bundles=("one",), texts=(2, 4)),
+        "batches": SectionSettings(**FEW, bundles=("one",), texts=(2, 4, 16)),
         "service": SectionSettings(**FEW, bundles=("one",), texts=(1, 2), lengths=(8,)),
         "peers": SectionSettings(**FEW, temperatures=(0.0, 0.8)),
     },
@@ -92,17 +92,19 @@ def test_every_section_measures_and_shows(suite: Suite, tmp_path: Path) -> None:
 
 
 def test_problems_are_solved_alike_with_and_without_drafts(suite: Suite, tmp_path: Path) -> None:
-    """A sum is right by its last number, a function by its tests; prompts without an answer are no problems."""
+    """A sum is right by its last number, a function by its tests. Prompts without an answer are no problems, and those
+    that are too long are left out."""
     files = tmp_path / "problems.jsonl"
     function = {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f", "test": "def check(f): pass"}
-    lines = [{"id": "s", "question": "the cat sat on", "answer": "#### 7"}, function, {"prompt": "the mat"}]
+    long = {"id": "long", "question": "the cat sat on " * 400, "answer": "#### 7"}
+    lines = [long, {"id": "s", "question": "the cat sat on", "answer": "#### 7"}, function, {"prompt": "the mat"}]
     files.write_text("".join(json.dumps(line) + "\n" for line in lines))
     sections = {
         "problems": SectionSettings(policies=("adaptive", "tree"), max_new_tokens=6, rounds=1, bundles=("one",))
     }
     asked = msgspec.structs.replace(suite, sections=sections, prompts=(str(files),))
     rows = evaluate(asked, tmp_path / "run", tmp_path / "work").rows
-    assert [row["at"]["problem"] for row in rows] == ["s", "HumanEval/0"]
+    assert [row["at"]["problem"] for row in rows] == ["long", "s", "HumanEval/0"]
     (table,) = contents(tmp_path / "run").chapters[0].blocks
     assert isinstance(table, Table)
     assert [(line[1], *line[4:7]) for line in table.lines] == [

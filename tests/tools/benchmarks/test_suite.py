@@ -77,3 +77,13 @@ def test_a_limit_takes_from_every_source_evenly() -> None:
     found = by_conversation(prompts, 5)
     assert [turns[0].conversation for turns in found] == ["a0", "a2", "a4", "b0", "b3"]
     assert all(len(turns) == 2 for turns in found) and len(by_conversation(prompts, None)) == 12
+
+
+def test_what_a_small_source_lacks_falls_to_the_others() -> None:
+    prompts = [
+        Prompt(id=f"{source}{n}", text="x", conversation=f"{source}{n}", source=source)
+        for source, count in (("a", 100), ("b", 3), ("c", 1))
+        for n in range(count)
+    ]
+    found = [turns[0].source for turns in by_conversation(prompts, 24)]
+    assert (found.count("a"), found.count("b"), found.count("c")) == (20, 3, 1)

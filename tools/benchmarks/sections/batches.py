@@ -34,6 +34,9 @@ def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
 def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
     """`bench --batch-size`, its report."""
     opened, texts = lab.opened(task.at["bundle"]), task.at["texts"]
+    if texts > (most := opened.engine.max_batch):
+        lab.say(f"{texts} texts: left out: bundle {task.at['bundle']} has graphs for 1 to {most}")
+        return {"bench": {}}
     prompts = [prompt for conversation in lab.conversations(None) for prompt in conversation]
     prompts = prompts[: max(ask.limit or 0, TURNS_A_PLACE * texts)]  # a round at least
     options = lab.options(ask, task.at["temperature"])
@@ -44,6 +47,7 @@ def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
 def show(rows: list[Row]) -> Iterator[Block]:
     """A picture for each bundle and temperature, and all as a table."""
     lines = []
+    rows = [row for row in rows if row["found"]["bench"]]
     for row in rows:
         at, bench = row["at"], row["found"]["bench"]
         full = bench["occupancies"][-1]

@@ -72,9 +72,10 @@ class Cell:
 
 
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
-    """Texts by cell, in the order of the run."""
-    cells = grouped(rows, "model", "bundle", "temperature", "length")
-    return [Cell(model, bundle, heat, length, texts) for (model, bundle, heat, length), texts in cells.items()]
+    """Texts by cell, in the order of the run; a cell for which its bundle has no tree says nothing."""
+    places = grouped(rows, "model", "bundle", "temperature", "length")
+    cells = (Cell(model, bundle, heat, length, texts) for (model, bundle, heat, length), texts in places.items())
+    return [cell for cell in cells if cell.trees]
 
 
 def show(rows: list[Row]) -> Iterator[Block]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -18,9 +18,11 @@ from draftwood.tools.benchmarks.open_bundles import Lab
 from draftwood.tools.benchmarks.peers import PEERS, Generate, compiled_with
 from draftwood.tools.benchmarks.section import Block, Row, Section, Table, Task, grouped
 from draftwood.tools.benchmarks.suite import SectionSettings, Suite
-from draftwood.tools.comparison.differences import agreement
+from draftwood.tools.comparison.differences import agreement, explain, logit_noise
+from draftwood.tools.measure.conversations import by_conversation
 from draftwood.tools.measure.runner import Way, decode, in_turns
 from draftwood.tools.measure.spread import Interval, ratio
+from draftwood.tools.prompts import read_families
 
 NAME = "peers"
 PROMPTS = 6
@@ -31,7 +33,8 @@ LOOKUP = "lookup"
 
 def tasks(ask: SectionSettings, suite: Suite) -> Iterator[Task]:
     """A prompt at a temperature, with every peer."""
-    for temperature, prompt in product(ask.temperatures, range(ask.limit or PROMPTS)):
+    prompts = len(by_conversation(read_families(suite.prompts), ask.limit or PROMPTS))
+    for temperature, prompt in product(ask.temperatures, range(prompts)):
         yield Task(NAME, {"model": suite.model, "temperature": temperature, "prompt": prompt})
 
 
@@ -56,8 +59,9 @@ def _ours(
 def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
     """Exports the checkpoint for the programs that need it, and lets each program answer once."""
     if lab.enters(NAME):
+        ids = lab.warming(ask.bundles[0], lab.options(ask, task.at["temperature"]))
         for generate in _ways(task, ask, lab).values():
-            generate(_ids(task, ask, lab), 8, task.at["temperature"])
+            generate(ids, 8, task.at["temperature"])
 
 
 def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
@@ -66,6 +70,11 @@ def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
     Ours are compared with plain decoding of the same bundle, a peer with that of the first.
     """
     ids, ways = _ids(task, ask, lab), _ways(task, ask, lab)
+    if len(ids) + ask.max_new_tokens > min(
+        lab.opened(name).engine.bundle.manifest.dims.context for name in ask.bundles
+    ):
+        lab.say(f"prompt {task.at['prompt']}: left out: {len(ids)} tokens and an answer pass the context of a bundle")
+        return {"prompt_tokens": len(ids), "programs": {}, "missing": {}, "compiled": ""}
     takers = {
         name: partial(_timed, generate, ids, ask.max_new_tokens, task.at["temperature"])
         for name, generate in ways.items()
@@ -81,11 +90,24 @@ def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
             "seconds": seconds, "tokens": len(last), "agree": agreement(base, last), "base": len(base)
         }  # fmt: skip
         if name.startswith(OURS):
-            programs[name]["equal"] = all(text == base for _, text in runs)
+            programs[name] |= _equality(task, ask, lab, name, ids, base, [text for _, text in runs])
     others = {name: lab.peer(name) for name in ask.peers or PEERS}
     missing = {name: why for name, why in others.items() if isinstance(why, str)}
     compiled = compiled_with() if any(name.startswith("llama.cpp") for name in ways) else ""
     return {"prompt_tokens": len(ids), "programs": programs, "missing": missing, "compiled": compiled}
+
+
+def _equality(
+    task: Task, ask: SectionSettings, lab: Lab, name: str, ids: list[int], base: list[int], texts: list[list[int]]
+) -> dict[str, Any]:
+    """Whether all texts of one of ours are plain decoding's; if one is not, whether the noise of logits explains it."""
+    other = next((text for text in texts if text != base), None)
+    if other is None:
+        return {"equal": True}
+    engine = lab.opened(name.removeprefix(f"{OURS} ").rpartition(" ")[0]).engine
+    noise = logit_noise(engine, [*ids, *base])
+    options = lab.options(ask, task.at["temperature"], ignore_eos=False)
+    return {"equal": False, "difference": asdict(explain(engine, "", ids, base, other, options, noise))}
 
 
 def _plain(name: str) -> bool:
@@ -104,6 +126,8 @@ def _ids(task: Task, ask: SectionSettings, lab: Lab) -> list[int]:
 
 def show(rows: list[Row]) -> Iterator[Block]:
     """Tokens a second of every program and its agreement; ours over the best peer; and who is missing."""
+    if not (rows := [row for row in rows if row["found"]["programs"]]):
+        return
     # A run may go on where fewer programs are installed, or more: compared are those that every row has.
     common = set.intersection(*(set(row["found"]["programs"]) for row in rows))
     groups = grouped([_only(row, common) for row in rows], "model", "temperature")

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from draftwood.errors import RequestError
 from draftwood.tools.benchmarks.judge import has_answer, solves
 from draftwood.tools.benchmarks.open_bundles import Lab
 from draftwood.tools.benchmarks.section import Block, Row, Section, Table, Task, grouped
@@ -35,8 +34,8 @@ def _problems(ask: SectionSettings, suite: Suite) -> list[Prompt]:
 def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
     """Opens the bundle, and decodes a text with each way once."""
     if lab.enters(NAME, task.at["bundle"]):
-        ids = lab.opened(task.at["bundle"]).ids(lab.prompts[0])
-        warm_up(_ways(task, ask, lab), ids, lab.options(ask, task.at["temperature"], ignore_eos=False))
+        options = lab.options(ask, task.at["temperature"], ignore_eos=False)
+        warm_up(_ways(task, ask, lab), lab.warming(task.at["bundle"], options), options)
 
 
 def _ways(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Way]:
@@ -50,7 +49,8 @@ def measure_problem(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any
     problem = next(prompt for prompt in lab.prompts if prompt.id == task.at["problem"])
     options, ids = lab.options(ask, task.at["temperature"], ignore_eos=False), opened.ids(problem)
     if len(ids) + options.max_new_tokens > opened.engine.bundle.manifest.dims.context:
-        raise RequestError(f"problem {problem.id}: {len(ids)} tokens and an answer pass the context of a bundle")
+        lab.say(f"problem {problem.id}: left out: {len(ids)} tokens and an answer pass the context of a bundle")
+        return {"ways": {}, "source": problem.source}
     by_way, plain = measure(ways, ids, options, ask.rounds, len(ids))
     for name, figures in by_way.items():
         text = plain if figures["equal"] else decode(ways[name], ids, options).result
@@ -61,6 +61,7 @@ def measure_problem(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any
 def show(rows: list[Row]) -> Iterator[Block]:
     """Problems solved by family, bundle and way."""
     lines = []
+    rows = [row for row in rows if row["found"]["ways"]]
     for (model, bundle, temperature), group in grouped(rows, "model", "bundle", "temperature").items():
         for source in dict.fromkeys(row["found"]["source"] for row in group):
             texts = [row["found"]["ways"] for row in group if row["found"]["source"] == source]

@@ -48,8 +48,8 @@ def ways_of(lab: Lab, ask: SectionSettings) -> dict[str, Way]:
 def prepare(task: Task, ask: SectionSettings, lab: Lab) -> None:
     """Opens the bundles, and decodes a text with each way once."""
     if lab.enters(NAME):
-        ids = lab.opened(ask.bundles[0]).ids(lab.prompts[0])
-        warm_up(ways_of(lab, ask), ids, lab.options(ask, task.at["temperature"], ignore_eos=False))
+        options = lab.options(ask, task.at["temperature"], ignore_eos=False)
+        warm_up(ways_of(lab, ask), lab.warming(ask.bundles[0], options), options)
 
 
 def measure_conversation(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from draftwood.tools.benchmarks.sections.turn import (
     turns_of,
 )
 from draftwood.tools.measure.runner import is_plain
-from draftwood.tools.measure.spread import mean, spread
+from draftwood.tools.measure.spread import Interval, ratio, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -147,14 +147,20 @@ def _bundles(rows: list[Row]) -> Table:
     return Table("Plain decoding by bundle", columns, lines, note)
 
 
+def _accept_length(turns: list[ComparedTurn]) -> Interval:
+    """Tokens a step; conversations are resampled, since steps of one resemble each other."""
+    conversations = gathered(turns, lambda turn: turn.key).values()
+    accepted = [[n for turn in group for n in turn.figures["accepted"]] for group in conversations]
+    return ratio([sum(steps) for steps in accepted], [len(steps) for steps in accepted])
+
+
 def _families(turns: list[ComparedTurn]) -> Table:
     """FastEagle's table."""
     drafted = (turn for turn in turns if not is_plain(turn.way))
     groups = gathered(drafted, lambda turn: (turn.source, turn.model, turn.temperature, turn.way))
     lines = []
     for place, family_turns in sorted(groups.items()):
-        accepted = mean([n for turn in family_turns for n in turn.figures["accepted"]])
-        lines.append([*place, len(family_turns), total_speedup(family_turns), accepted])
+        lines.append([*place, len(family_turns), total_speedup(family_turns), _accept_length(family_turns)])
     columns = ("family", "model", "temperature", "way", "turns", "speed-up (95 %)", "accept length (95 %)")
     return Table("By task family", columns, lines)
 
