@@ -144,27 +144,24 @@ def draw(logits_V: Logits, sampling: Sampling, position: int) -> int:
     return int(ids_K[heights_K.argmax()])
 
 
-def margin(logits_V: Logits, sampling: Sampling, position: int) -> float:
-    """How far the draw at a position is from another outcome; small means rounding could change the token.
+def shortfall(logits_V: Logits, sampling: Sampling, position: int, token: int) -> float:
+    """How far a token is from being drawn at a position; small means that rounding could have drawn it.
 
-    The lead over the second, in logits. Greedy decoding compares logits, sampling compares ``logit + T * G``. The
+    The lead of the drawn token over it, in logits. Greedy decoding compares logits, and sampling ``logit + T * G``. The
     latter holds the kept set fixed: a token on the brink of a filter is not looked at.
 
     Returns:
-        >= 0; inf if no other token can be drawn.
+        0 for the drawn token; inf for one that cannot be drawn.
     """
-    best, ids_K = _argmax(logits_V), None
-    values_K = logits_V.astype(np.float64)
-    if not sampling.greedy:
-        ids_K = _kept(logits_V, sampling)
-        if ids_K is None:
-            ids_K = np.arange(logits_V.size, dtype=np.int32)
-        values_K = logits_V[ids_K].astype(np.float64) - float(logits_V[best])
-        values_K += sampling.temperature * gumbels(ids_K, key_of(sampling.seed, position))
-    if values_K.size == 1:
-        return math.inf
-    second, first = np.partition(values_K, -2)[-2:]
-    return float(first - second)
+    if sampling.greedy:
+        return float(logits_V.max()) - float(logits_V[token])
+    ids_K = _kept(logits_V, sampling)
+    if ids_K is None:
+        ids_K = np.arange(logits_V.size, dtype=np.int32)
+    values_K = logits_V[ids_K].astype(np.float64) - float(logits_V.max())
+    values_K += sampling.temperature * gumbels(ids_K, key_of(sampling.seed, position))
+    own = values_K[ids_K == token]
+    return float(values_K.max() - own[0]) if own.size else math.inf
 
 
 def _winner(logits_V: Logits, peak: np.float32, sampling: Sampling, position: int) -> int:

@@ -1,11 +1,12 @@
 """The first difference of two texts, and whether rounding explains it.
 
-A difference counts as a numeric tie only if the teacher's own decision was closer than the measured noise of its
-logits. Any other difference is a failure.
+A difference counts as a numeric tie only if each text took the token that the teacher would draw, or one that is behind
+it by less than the measured noise of its logits. Any other difference is a failure.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.options import Options
-from draftwood.runtime.speculation.sampling import margin
+from draftwood.runtime.speculation.sampling import shortfall
 from draftwood.tools.comparison import single
 from draftwood.trees import Topology, tensorize
 
@@ -26,8 +27,8 @@ TIES_PER_TOKEN = 1e-4  # more ties than this are a failure too
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """The first difference of a turn's two texts. ``margin`` is the lead of the teacher's token over the next, in
-    logits, the noise of a draw counted."""
+    """The first difference of a turn's two texts. ``margin`` is how far the worse of their tokens is behind the
+    teacher's, in logits, the noise of a draw counted; inf if one text has ended, or its token cannot be drawn."""
 
     id: str
     position: int
@@ -117,17 +118,17 @@ def explain(
     at = agreement(plain, speculative)
     state = engine.begin(max(gear.slots for gear in engine.bundle.manifest.gears))
     logits_V = engine.prefill(state, np.array([*ids, *plain[:at]])).logits_RV[0]
-    distance = margin(logits_V, options.sampling, len(ids) + at)
     allowed = NOISE_FACTOR * noise
     token = [text[at] if at < len(text) else -1 for text in (plain, speculative)]
+    short = [math.inf if t < 0 else shortfall(logits_V, options.sampling, len(ids) + at, t) for t in token]
     return Difference(
         id=name,
         position=at,
         plain_token=token[0],
         speculative_token=token[1],
-        margin=distance,
+        margin=max(short),
         tolerance=allowed,
-        tie=distance <= allowed and -1 not in token,
+        tie=max(short) <= allowed,
     )
 
 

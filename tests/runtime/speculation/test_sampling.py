@@ -19,7 +19,7 @@ from transformers import (
 from draftwood.errors import NumericError, RequestError
 from draftwood.noise import gumbel_row, gumbels, key_of
 from draftwood.runtime.speculation import sampling as module
-from draftwood.runtime.speculation.sampling import Sampling, distribution, draw, margin
+from draftwood.runtime.speculation.sampling import Sampling, distribution, draw, shortfall
 
 SETTINGS = [
     pytest.param(Sampling(temperature=1.0), id="temperature"),
@@ -178,7 +178,7 @@ def test_a_forbidden_token_is_never_drawn():
     logits = np.array([-np.inf, 0, -np.inf], dtype=np.float32)
     for sampling in (Sampling(), Sampling(temperature=1), Sampling(temperature=1, top_k=2, top_p=0.9)):
         assert draw(logits, sampling, 3) == 1
-        assert margin(logits, sampling, 3) == math.inf
+        assert [shortfall(logits, sampling, 3, token) for token in range(3)] == [math.inf, 0, math.inf]
 
 
 @pytest.mark.filterwarnings("error")
@@ -188,25 +188,26 @@ def test_a_tiny_temperature_is_greedy():
         assert draw(logits, Sampling(temperature=temperature), 0) == logits.argmax()
 
 
-def test_greedy_margin_is_the_gap_of_the_two_best_logits():
-    assert margin(np.array([1, 4, 2.5], dtype=np.float32), Sampling(), 0) == 1.5
-    assert margin(np.array([4, 4], dtype=np.float32), Sampling(), 0) == 0
-    assert margin(np.array([1], dtype=np.float32), Sampling(), 0) == math.inf
+def test_a_greedy_shortfall_is_the_gap_to_the_best_logit():
+    logits = np.array([1, 4, 2.5], dtype=np.float32)
+    assert [shortfall(logits, Sampling(), 0, token) for token in range(3)] == [3, 0, 1.5]
 
 
-def test_sampled_margin_is_the_lead_in_logits_with_noise():
+def test_a_sampled_shortfall_is_the_gap_with_noise():
     sampling = Sampling(temperature=0.5)
     for position in range(100):
-        noise = np.sort(gumbels(np.arange(4, dtype=np.int32), key_of(0, position)))
-        lead = margin(np.zeros(4, dtype=np.float32), sampling, position)
-        assert lead == pytest.approx(0.5 * (noise[-1] - noise[-2]), abs=1e-14)  # roundings of float64 near 10
-    assert margin(np.zeros(4, dtype=np.float32), replace(sampling, top_k=1), 0) == math.inf
+        noise = gumbels(np.arange(4, dtype=np.int32), key_of(0, position))
+        short = [shortfall(np.zeros(4, dtype=np.float32), sampling, position, token) for token in range(4)]
+        assert short == pytest.approx(0.5 * (noise.max() - noise), abs=1e-14)  # roundings of float64 near 10
+    kept = [shortfall(np.zeros(4, dtype=np.float32), replace(sampling, top_k=1), 0, token) for token in range(4)]
+    assert kept == [0, math.inf, math.inf, math.inf]
 
 
 def test_a_lead_that_is_taken_away_turns_the_draw():
     for position in range(50):
         logits, sampling = random_logits(50, position), Sampling(temperature=1.3, seed=2)
-        drawn, lead = draw(logits, sampling, position), margin(logits, sampling, position)
+        drawn = draw(logits, sampling, position)
+        lead = min(shortfall(logits, sampling, position, token) for token in range(50) if token != drawn)
         for change, same in ((0.99, True), (1.01, False)):
             moved = logits.copy()
             moved[drawn] -= np.float32(change * lead)
