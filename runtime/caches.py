@@ -114,6 +114,7 @@ class Caches:
         """A text has ended: its room is free at once. It may be kept for others, or is forgotten."""
         if self._running.pop(state, None) is None or not (keep and self._keeps) or len(state.tokens) <= LEAST_SHARED:
             return
+        state.let_go()
         ended = _Kept(np.array(state.tokens, np.int64), state)
         # Those that it continues say nothing more.
         self._kept = [other for other in self._kept if _common(other.tokens_n, ended.tokens_n) < len(other.tokens_n)]

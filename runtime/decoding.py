@@ -134,6 +134,8 @@ class Decoding:
         finally:
             if self._sharing is not None:
                 self._sharing.cancel(self)
+                if self.result is not None:  # whoever keeps the result does not keep its caches
+                    vars(self).pop("state", None)
             self._reader.release()
 
     def cancel(self) -> None:
@@ -327,7 +329,7 @@ class Decoding:
         piece = ""
         for token in tokens:
             self.tokens.append(token)
-            self.offsets.append(0 if self._stream is None else self._stream.characters)
+            self.offsets.append(0 if self._stream is None else self._stream.offset_of(token))
             if self._stream is not None and token not in self._silent:
                 piece += self._stream.push([token])
                 if self._stream.stopped:

@@ -84,11 +84,13 @@ def prove(engine: Engine) -> None:
 
 
 def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int, rounding: Rounding | None) -> None:
-    """The gears of one KV length, each after the same prompt."""
+    """The gears of one KV length, each after the same prompt, which leaves room for the largest tree."""
+    trees = [tree for tree in engine.bundle.manifest.trees if tree.name in {gear.tree for gear in gears}]
+    rows, deepest = max(tree.rows for tree in trees), max(tree.depth for tree in trees)
+    tokens = max(1, min(tokens, slots - 1 - max(rows, deepest + 3)))
     state, prompt = engine.begin(slots), _prompt(engine.bundle, tokens)
     root = engine.start(state, prompt).tokens[0]
     plain = next(gear for gear in gears if gear.tree == PLAIN)
-    deepest = max(tree.depth for tree in engine.bundle.manifest.trees)
     text = _plain_text(engine, state, plain, root, deepest + 2)
     for gear in gears:
         fixed = engine.bundle.trees.get(gear.tree)

@@ -101,6 +101,7 @@ class _Place:
     """The facts about one admitted text."""
 
     wake: Condition
+    wanted: Wanted
     state: SequenceState | None = None
     # Why it could not be admitted.
     error: Exception | None = None
@@ -180,7 +181,7 @@ class Sharing:
             self.engine.refuse_closed()  # nobody would admit it later
             if text.finished:  # cancelled before it had a place here
                 return False
-            self._places[text] = place = _Place(Condition(self._lock))
+            self._places[text] = place = _Place(Condition(self._lock), wishes)
             self._queues.admission.append(text)
             self._admit()
             most = self._most_waiting
@@ -406,11 +407,14 @@ class Sharing:
 
     def _admit(self) -> None:
         """Admits waiting texts in their order, as long as there is room. One that fails at it, for want of memory say,
-        fails in its own thread, which may be another than this."""
+        fails in its own thread, which may be another than this.
+
+        No policy is asked here: the garbage collector may close a stream while a policy's lock is held.
+        """
         while waiting := self._queues.admission:
             place = self._places[waiting[0]]
             try:
-                place.state = self._caches.admit(waiting[0].wanted())
+                place.state = self._caches.admit(place.wanted)
             except Exception as error:
                 place.error = error
                 del self._places[waiting[0]]

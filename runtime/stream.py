@@ -49,6 +49,7 @@ class Stream:
         self._stops, self._shows_stop, self._least = tuple(stop_strings), shows_stop, least
         self._shown = {tokenizer.special_id(token): token for token in special_tokens}
         self._held = ""  # final text that may be the beginning of a stop string
+        # Characters that became final, those held counted.
         self._tokens_used = self._characters = 0
         self._stopped = False
 
@@ -62,10 +63,10 @@ class Stream:
         """Tokens taken in: all pushed, or up to and including the one that completed the stop string."""
         return self._tokens_used
 
-    @property
-    def characters(self) -> int:
-        """Characters that became final, those counted that may be the beginning of a stop string."""
-        return self._characters
+    def offset_of(self, token_id: int) -> int:
+        """Where the text of a token begins that is pushed next, in characters; of a part of a character, where that
+        begins."""
+        return self._characters + self._pieces.begun(token_id)
 
     def push(self, ids: Sequence[int]) -> str:
         """Takes in tokens and returns the text that became final; how tokens are grouped has no effect."""
@@ -94,10 +95,11 @@ class Stream:
     def _release(self, piece: str) -> str:
         if self._stopped or not piece:
             return ""
-        text = self._held + piece
-        if self._tokens_used <= self._least:
-            return text
-        ends = [(start, len(stop)) for stop in self._stops if (start := text.find(stop)) >= 0]
+        known, text = len(self._held), self._held + piece
+        # A stop string that ends within the least tokens has ended nothing; one that only begins there may.
+        stops = self._stops if self._tokens_used > self._least else ()
+        begins = ((text.find(stop, max(0, known - len(stop) + 1)), len(stop)) for stop in stops)
+        ends = [(start, size) for start, size in begins if start >= 0]
         self._stopped = bool(ends)
         start, size = min(ends) if ends else (len(text) - overlap(text, self._stops), 0)
         self._held = "" if ends else text[start:]
@@ -113,6 +115,10 @@ def overlap(text: str, marks: Sequence[str]) -> int:
 
 class _Pieces:
     """Turns tokens, one at a time, into text that no later token can change."""
+
+    def begun(self, token_id: int) -> int:
+        """Characters between the final text and the one that the next token is of."""
+        return 0
 
     def push(self, token_id: int) -> str:
         raise NotImplementedError
@@ -158,6 +164,16 @@ class _Window(_Pieces):
         self._fallback = "ByteFallback" in tokenizer.decoders
         self._lossy = "ByteLevel" in tokenizer.decoders  # among others, so _Bytes does not apply
         self._run = 0  # byte tokens at the end of pending
+
+    def begun(self, token_id: int) -> int:
+        if not self._run:
+            return 0
+        return sum(map(self._begins, self._pending)) - (not self._begins(token_id))
+
+    def _begins(self, token_id: int) -> bool:
+        """Whether a token is the first of a character: no byte in the middle of one."""
+        spelling = self._tokenizer.spelling(token_id) or ""
+        return not _is_byte_token(spelling) or int(spelling[3:5], 16) & 0xC0 != 0x80
 
     def push(self, token_id: int) -> str:
         spelling = self._tokenizer.spelling(token_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from threading import Lock
 
 from draftwood.manifest import TokenRows
 from draftwood.runtime.speculation.deferred_cache import Branch, DeferredKvCache
@@ -73,15 +74,17 @@ class Pools:
     def __init__(self, rows: Sequence[TokenRows], drafts: Sequence[TokenRows], places: int, zeros: Zeros) -> None:
         self._rows, self._drafts, self._places, self._zeros = rows, drafts, places, zeros
         self._pools: dict[int, list[Pool]] = {}
+        self._lock = Lock()
 
     def take(self, slots: int) -> Place:
-        """A place of the first pool that has one."""
-        pools = self._pools.setdefault(slots, [])
-        pool = next((pool for pool in pools if pool.free), None)
-        if pool is None:
-            pool = Pool(self._rows, self._drafts, self._places, slots, self._zeros)
-            pools.append(pool)
-        return pool.take()
+        """A place of the first pool that has one. Texts begin and grow in threads of their own."""
+        with self._lock:
+            pools = self._pools.setdefault(slots, [])
+            pool = next((pool for pool in pools if pool.free), None)
+            if pool is None:
+                pool = Pool(self._rows, self._drafts, self._places, slots, self._zeros)
+                pools.append(pool)
+            return pool.take()
 
 
 class PooledKv(DeferredKvCache):

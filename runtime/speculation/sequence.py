@@ -147,9 +147,14 @@ class SequenceState:
             index.extend([*self.tokens[len(index.tokens) :], self.root])
         return index
 
+    def let_go(self) -> None:
+        """Drops what only a text that goes on needs; its grammar holds a socket."""
+        self._index = self.constraint = self.guide = self.adjustment = None
+
     def rewind(self, length: int) -> None:
         """Goes back to the text's first ``length`` tokens; the next one to be read is the one that followed them."""
-        self._open = self._index = self.logprobs = self.constraint = self.guide = self.adjustment = None
+        self.let_go()
+        self._open = self.logprobs = None
         del self.tokens[length:]
         self.kv.rollback(length)
         if self.draft:

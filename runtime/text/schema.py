@@ -7,6 +7,7 @@ range below it, and drops ``prefixItems`` if an older draft's keywords stand the
 from __future__ import annotations
 
 import json
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,7 +46,6 @@ def check_schema(schema: Any) -> None:
         if isinstance(part, list):
             waiting += part
         elif isinstance(part, dict):
-            _check_ranges([part])
             parts.append(part)
             _check_items(part, older)
             for keyword, value in part.items():
@@ -55,6 +55,7 @@ def check_schema(schema: Any) -> None:
                     waiting += value.values()
                 elif keyword not in _NOTES:
                     waiting.append(value)
+            _check_ranges([part])
     if any(not _JOINING.isdisjoint(part) for part in parts):
         _check_ranges(parts)
 
@@ -74,7 +75,7 @@ def _check_numbers(keyword: str, value: Any) -> None:
         part = waiting.pop()
         if isinstance(part, list | dict):
             waiting += part.values() if isinstance(part, dict) else part
-        elif _is_number(part) and not _kept(part, keyword in _OPEN):
+        elif _is_number(part) and not (abs(part) < math.inf and _kept(part, keyword in _OPEN)):
             number = json.dumps(part)
             raise RequestError(f"grammar: {keyword} {number:.40}: would be read as another number; give fewer digits")
 

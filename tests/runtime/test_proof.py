@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import draftwood
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.errors import BundleError
 from draftwood.manifest import Manifest
 from draftwood.runtime import proving
@@ -18,6 +20,7 @@ from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.proof import prove
 from draftwood.runtime.proving import _prove_apart as prove_apart
+from draftwood.trees.spec import read_specs
 
 PROCESSOR = "draftwood.runtime.proving.processor_name"
 
@@ -31,6 +34,17 @@ def bundles(tiny_bundles: dict[str, Path]) -> dict[str, Bundle]:
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "fasteagle"])
 def test_what_was_built_passes(bundles: dict[str, Bundle], kind: str, engine: type[CpuEngine]) -> None:
     prove(engine(bundles[kind], Opening(threads=1)))
+
+
+@pytest.mark.parametrize(("tree", "engine"), [("full:10x11", "cpu"), ("full:8x8", "bitwise")])
+def test_the_largest_tree_has_room_in_the_smallest_cache(
+    tiny_teacher: Path, tmp_path: Path, tree: str, engine: str
+) -> None:
+    """The prompt of the proof is as short as it has to be."""
+    lookup = read_specs(f"lookup:{tree}").trees
+    build(BuildRequest(model=tiny_teacher, drafter=None, trees=lookup, slots=(128,), bitwise=True), tmp_path / "b")
+    with draftwood.open(tmp_path / "b", engine=engine, threads=1) as model:
+        assert len(model.generate([5, 6, 7], max_new_tokens=4, ignore_eos=True).token_ids) == 4
 
 
 def causal(draft):  # type: ignore[no-untyped-def]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import random
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +23,7 @@ from msgspec.structs import replace
 
 from draftwood.errors import BusyError, RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.caches import Caches
+from draftwood.runtime.caches import Caches, Wanted
 from draftwood.runtime.decoding import Result
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
@@ -29,6 +31,7 @@ from draftwood.runtime.engines.opening import Opening
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.sharing import Figures, Sharing, _Ticket
 from draftwood.runtime.speculation import drafting
+from draftwood.runtime.speculation.sampling import Sampling
 
 SECONDS = 300.0
 Schedule = tuple[int, int, float, int | None]
@@ -285,6 +288,43 @@ def one_waits(engine: Counting) -> Iterator[tuple[OpenedBundle, Iterator[str], F
         second = threads.submit(model.generate, ids(1, 9), max_new_tokens=9)
         until(lambda: model.figures().waiting == 1)
         yield model, first, second
+
+
+def test_a_stream_is_closed_while_a_policy_learns(engine: Counting) -> None:
+    """As the garbage collector may do. The text that waits for the room has asked its policy before."""
+    with one_waits(engine) as (model, first, second), ThreadPoolExecutor(1) as threads:
+        learned = model._policies_of("adaptive").new(True, 9).learned  # type: ignore[union-attr]
+        with learned.lock:
+            threads.submit(first.close).result(SECONDS / 10)  # type: ignore[attr-defined]
+        assert len(second.result(SECONDS).token_ids) == 9
+    assert free(model)
+
+
+def test_a_stream_that_is_kept_for_its_result_keeps_no_caches(engine: Counting) -> None:
+    model, states, begin = opened(engine, prefixes=False), list[weakref.ref[Any]](), engine.begin
+
+    def begun(*given: Any) -> Any:
+        state = begin(*given)
+        states.append(weakref.ref(state))
+        return state
+
+    engine.begin = begun  # type: ignore[method-assign]
+    streams = [model.stream(ids(n, 9), max_new_tokens=9) for n in range(3)]
+    texts = [stream.run().token_ids for stream in streams]
+    gc.collect()
+    assert len(states) >= 3 and all(state() is None for state in states)
+    assert [stream.result.token_ids for stream in streams if stream.result] == texts
+
+
+def test_a_kept_text_lets_its_grammar_go(engine: Counting) -> None:
+    """A grammar holds a socket, and texts are kept as long as there is room."""
+    caches, prompt = Caches(engine), ids(0, 40)
+    state = caches.admit(Wanted(prompt, 60, 128, Sampling()))
+    assert state is not None
+    engine.start(state, np.array(prompt))
+    state.constraint = state.guide = state.adjustment = object()  # type: ignore[assignment]
+    caches.leave(state, keep=True)
+    assert caches.kept_bytes and state.constraint is state.guide is state.adjustment is None
 
 
 def test_a_text_that_cannot_be_admitted_fails_in_its_own_thread(

@@ -242,7 +242,8 @@ def _structured(asked: StructuredOutputs) -> str | dict[str, Any]:
         case {"regex": str(pattern)}:
             return _lark(pattern)
         case {"choice": list(texts)}:
-            return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+            # Lark's literals take DEL by its number alone.
+            return "start: " + " | ".join(json.dumps(t, ensure_ascii=False).replace("\x7f", "\\u007f") for t in texts)
         case {"json": str(text)}:
             return _decoded(f"{where}.json", text)
         case {"json": dict(schema)}:

@@ -46,6 +46,23 @@ def laid_out(graph: onnx.GraphProto, offset: int, length: int) -> None:
     entry.value = f"{name}|{at + offset};{size + length};{checksum}"
 
 
+def elsewhere(name: str = "t") -> onnx.TensorProto:
+    """A tensor in another file of the bundle."""
+    tensor = onnx.TensorProto(name=name, data_type=onnx.TensorProto.FLOAT, dims=[1], data_location=1)
+    tensor.external_data.add(key="location", value="other.bin")
+    return tensor
+
+
+def branched(graph: onnx.GraphProto) -> None:
+    inner = onnx.helper.make_graph([], "inner", [], [], [elsewhere()])
+    graph.node.append(onnx.helper.make_node("If", ["c"], [], then_branch=inner, else_branch=inner))
+
+
+def twice(graph: onnx.GraphProto) -> None:
+    """The second of two places counts for a reader, and onnxruntime may take the first."""
+    next(t for t in graph.initializer if t.external_data).external_data.add(key="location", value=WEIGHTS[5:])
+
+
 def test_every_graph_of_a_build_is_what_it_says(bundle: Bundle, tiny_draft_bundles: dict[str, Path]) -> None:
     for one in (bundle, *map(Bundle.open, tiny_draft_bundles.values())):
         for graph in one.manifest.graphs_of("onnx"):
@@ -62,6 +79,9 @@ def test_every_graph_of_a_build_is_what_it_says(bundle: Bundle, tiny_draft_bundl
         (lambda g: g.output.pop(), "output value_cache.1.out: expected .* got none"),
         (lambda g: setattr(located(g), "value", "../outside"), "reads weights from '../outside'; expected onnx/w"),
         (lambda g: setattr(located(g), "value", "/dev/zero"), "reads weights from '/dev/zero'"),
+        (lambda g: g.node.append(onnx.helper.make_node("Constant", [], ["x"], value=elsewhere())), "lie outside"),
+        (branched, "lie outside"),
+        (twice, "lie outside"),
         # onnxruntime takes a layout that is too short, and reads what comes after it.
         (lambda g: laid_out(g, 0, -64), "reads a layout from bytes .*; expected a tensor of onnx/weights.safetensors"),
         (lambda g: laid_out(g, -64, 0), "reads a layout from bytes"),
@@ -80,4 +100,14 @@ def test_what_is_no_model_is_refused(data: bytes, bundle: Bundle, tmp_path: Path
     folder = Path(shutil.copytree(bundle.folder, tmp_path / "copy"))
     (folder / "onnx" / "step.onnx").write_bytes(data)
     with pytest.raises(BundleError, match=r"step\.onnx: no ONNX model"):
+        check_graph(folder, bundle.graph("step"), WEIGHTS, bytes_to(bundle))
+
+
+def test_a_second_graph_adds_to_the_first_and_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    """As protobuf merges messages that are there twice."""
+    folder = altered(bundle, tmp_path, lambda graph: None)
+    path = folder / "onnx" / "step.onnx"
+    more = onnx.ModelProto(graph=onnx.helper.make_graph([], "", [], [], [elsewhere()])).SerializeToString()
+    path.write_bytes(more + path.read_bytes())
+    with pytest.raises(BundleError, match=r"step\.onnx: no ONNX model \(tensors that lie outside"):
         check_graph(folder, bundle.graph("step"), WEIGHTS, bytes_to(bundle))

@@ -60,6 +60,8 @@ def takes(bundle: Bundle, schema: Any, text: str) -> bool:
         (CLOSED | {"$schema": "http://json-schema.org/draft-07/schema#"}, r"prefixItems: .*\$schema"),
         ({"maximum": float("inf")}, "the schema is not JSON"),
         (f'start: "a" x\nx: %json {{"const": {BIG}}}', "const"),
+        ('start: %json {"exclusiveMinimum": 1e400}', "exclusiveMinimum Infinity"),
+        ('start: %json {"minimum": NaN}', "minimum NaN"),
     ],
 )
 def test_a_schema_that_would_be_another_one_is_refused_by_its_keyword(

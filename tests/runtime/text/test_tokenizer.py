@@ -224,6 +224,22 @@ def test_a_character_is_never_split(texts, name):
     assert [piece for piece in pushed if piece] == ["x", "𝄞", "y"]
 
 
+@settings(max_examples=150, deadline=None)
+@given(source=st.text("ab é中😀", max_size=14))
+def test_a_byte_token_is_at_the_offset_of_its_character(texts, source):
+    """Although the character is not final yet."""
+    text, ids = texts["llama_2"], texts["llama_2"].encode(source)
+    stream, characters = Stream(text), 0
+    for at, token in enumerate(ids):
+        if (spelled := text.spelling(token)) in BYTE_TOKENS:
+            characters += BYTE_TOKENS.index(spelled) & 0xC0 != 0x80
+            expected = characters - 1
+        else:
+            expected, characters = characters, len(text.decode(ids[: at + 1]))
+        assert stream.offset_of(token) == expected
+        stream.push([token])
+
+
 def test_invalid_bytes_are_not_held_for_ever(texts):
     (lead,) = [texts["byte_level"].token_id(character) for byte, character in spelling().items() if byte == 0xE4]
     stream = Stream(texts["byte_level"])
@@ -253,6 +269,26 @@ def test_the_decoded_window_stays_small(texts, monkeypatch):
     Stream(texts["metaspace"]).push(texts["metaspace"].encode("the quick brown fox " * 50) + [space] * 50)
     Stream(texts["llama_2"]).push(texts["llama_2"].encode("a b ab 中 " * 50))
     assert 0 < longest <= 12
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    source=st.text("abc", max_size=12),
+    stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    least=st.integers(0, 8),
+)
+def test_a_stop_string_ends_the_text_by_the_token_that_completes_it(texts, source, stops, least):
+    """Only after the least tokens; it may have begun within them."""
+    text = texts["byte_level"]
+    ids = [token for character in source for token in text.encode(character, special=False)]
+    stream = Stream(text, tuple(stops), least=least)
+    got = "".join(stream.push([token]) for token in ids) + stream.finish()
+    for used in range(least + 1, len(source) + 1):
+        starts = [used - len(stop) for stop in stops if source[:used].endswith(stop)]
+        if starts:
+            assert (got, stream.stopped, stream.tokens_used) == (source[: min(starts)], True, used)
+            return
+    assert (got, stream.stopped) == (source, False)
 
 
 def test_a_stop_string_across_tokens_ends_the_text(texts):

@@ -200,7 +200,7 @@ def test_an_answer_is_what_its_format_says(server: Any, plain: Any, asked: dict)
             assert set(found) == {"name", "old"} and found["name"] in ("cat", "hat")
 
 
-CHOICES = ["the hat", 'say "no"', "a\\b", "line\nline", "grün 🙂", "/x/"]
+CHOICES = ["the hat", 'say "no"', "a\\b", "line\nline", "grün 🙂", "/x/", "a\x7fb"]
 
 
 @pytest.mark.parametrize("choices", [[choice] for choice in CHOICES] + [CHOICES], ids=str)

@@ -74,6 +74,7 @@ STRUCTURED: list[tuple[dict[str, Any], Any]] = [
     ({"json_object": True}, {"type": "object"}),
     ({"regex": "x+"}, "start: /x+/"),
     ({"choice": ["yes", 'say "no"', "\n"]}, 'start: "yes" | "say \\"no\\"" | "\\n"'),
+    ({"choice": ["a\x7f"]}, 'start: "a\\u007f"'),
     ({"grammar": "start: /x/"}, "start: /x/"),
 ]
 

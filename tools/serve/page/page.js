@@ -22,6 +22,7 @@ async function models() {
     state("this server asks for a key");
     return;
   }
+  if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
   const chosen = by("model").value;
   const names = (await answer.json()).data.map((model) => model.id);
   by("model").replaceChildren(...names.map((name) => new Option(name)));
@@ -58,7 +59,7 @@ function show(item) {
 // Server-sent events of one answer, as objects.
 async function* events(body, signal) {
   const answer = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
-  if (!answer.ok) throw new Error((await answer.json()).error.message);
+  if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error?.message ?? `the server answers ${answer.status}`);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
@@ -99,7 +100,7 @@ async function answer(asked, policy, sampling, target, signal, onStep) {
     throw Object.assign(error, { text });
   }
   const seconds = (performance.now() - began) / 1000;
-  return { text, reasoning, usage, rate: usage && seconds > 0 ? (usage.completion_tokens - 1) / seconds : 0 };
+  return { text, reasoning, usage, rate: began && usage && seconds > 0 ? (usage.completion_tokens - 1) / seconds : 0 };
 }
 
 function watcher() {
@@ -125,8 +126,8 @@ function make(name, attributes, parent) {
 }
 
 const shown = (text) => {
-  const plain = text.replaceAll("\n", "⏎").replaceAll(" ", "␣") || "∅";
-  return plain.length > 9 ? `${plain.slice(0, 8)}…` : plain;
+  const plain = [...(text.replaceAll("\n", "⏎").replaceAll(" ", "␣") || "∅")];
+  return plain.length > 9 ? `${plain.slice(0, 8).join("")}…` : plain.join("");
 };
 
 // Rows by depth from left to right; a leaf has a line of its own, a parent stands level with its first child.
@@ -241,6 +242,6 @@ by("prompt").addEventListener("keydown", (event) => {
 });
 by("stop").addEventListener("click", () => abort?.abort());
 by("new").addEventListener("click", () => { abort?.abort(); messages = []; by("log").replaceChildren(); by("prompt").focus(); });
-by("key").addEventListener("change", models);
+by("key").addEventListener("change", () => models().catch((error) => state(error.message)));
 models().catch(() => state("the server does not answer"));
 setInterval(occupancy, 1000);
