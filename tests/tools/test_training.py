@@ -27,7 +27,15 @@ from draftwood.tools import cli
 from draftwood.tools.measure.calibrate import path_of
 from draftwood.tools.prompts import user_turns
 from draftwood.tools.tokenizers import tokenizer_of
-from draftwood.tools.training.distill import SETTINGS, TEMPERATURES, Prompts, WritingProgress, distill, save_array
+from draftwood.tools.training.distill import (
+    SETTINGS,
+    TEMPERATURES,
+    Prompts,
+    WritingProgress,
+    distill,
+    save_array,
+    texts_at_once,
+)
 from draftwood.tools.training.generate import batch_draws, engine_draws, generate
 from draftwood.tools.training.own_prompts import OwnPrompts, own_rows
 from draftwood.tools.training.rows import Row, WrittenMessage, read_data, read_rows
@@ -603,3 +611,12 @@ def test_the_command_writes_texts_that_training_reads(teacher: Path, tmp_path: P
     assert cli.main([str(word) for word in [*words[:-1], 0, "--data", tmp_path / "rows.jsonl"]]) == 2
     assert cli.main([str(word) for word in [*words[:3], tmp_path / "no", "--own-prompts", 0]]) == 2
     assert not (tmp_path / "no").exists()
+
+
+def test_texts_are_written_side_by_side_as_their_caches_have_room(teacher: Path) -> None:
+    """A teacher of openPangu-7B's sizes would else take 150 GB of a GPU."""
+    small = Checkpoint.open(teacher).config
+    large = replace(small, layers=34, kv_heads=8, head_dim=128)
+    assert [texts_at_once(small, device, 160) for device in ("cpu", "cuda")] == [128, 2048]
+    assert [texts_at_once(large, device, 160) for device in ("cpu", "cuda")] == [128, 256]
+    assert texts_at_once(large, "cuda", 30_000) == 4

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.training.precision import compute_dtype
 from draftwood.compiler.training.teacher import FrozenTeacher, training_device
 from draftwood.errors import RequestError
@@ -47,9 +48,10 @@ SETTINGS = "distill.json"
 OWN = "prompts.jsonl"
 # Tokens of a text row that serve as its prompt, and the longest chat prompt that is used.
 TEXT_PROMPT, LONGEST_PROMPT = 48, 384
-# Texts written side by side, and in a shard: enough for batches of prompts of like length, few enough to lose little
-# when stopped.
-BATCH, SHARD_ROWS = {"cpu": 128, "cuda": 2048}, {"cpu": 1024, "cuda": 8192}
+# Texts written side by side at most, and the bytes that their caches may take.
+MOST_TEXTS, CACHE_BYTES = {"cpu": 128, "cuda": 2048}, 32 * 10**9
+# Batches of a shard: enough for batches of prompts of like length, few enough to lose little when stopped.
+SHARD_BATCHES = {"cpu": 8, "cuda": 4}
 _NO_ROWS = "no rows to take prompts from; name more --data"
 # Seconds between two lines of progress.
 _SAY_EVERY = 10.0
@@ -201,7 +203,8 @@ def distill(
         RequestError: ``out`` holds shards of other settings, or other files; there is no prompt.
     """
     checkpoint, device = Checkpoint.open(teacher), device or training_device()
-    batch, shard_rows = batch or BATCH[device.type], shard_rows or SHARD_ROWS[device.type]
+    batch = batch or texts_at_once(checkpoint.config, device.type, new_tokens)
+    shard_rows = shard_rows or SHARD_BATCHES[device.type] * batch
     if min(rows, new_tokens, batch) < 1:
         raise RequestError(f"rows {rows}, new tokens {new_tokens}, batch {batch}: expected 1 or more of each")
     if new_tokens >= (positions := checkpoint.config.max_positions):
@@ -244,6 +247,12 @@ def distill(
                 progress.told, Writing(model(), digest, out / FOLDER, LARGEST[device.type]),
             )  # fmt: skip
             progress.whole(shard_rows - texts)
+
+
+def texts_at_once(config: TeacherConfig, device: str, new_tokens: int) -> int:
+    """A power of two, by the teacher alone and not by the free memory, so that another machine goes on with a run."""
+    text = 2 * config.layers * config.kv_heads * config.head_dim * (LONGEST_PROMPT + max(new_tokens, 1)) * 2
+    return min(MOST_TEXTS[device], 1 << max(0, (CACHE_BYTES // text).bit_length() - 1))
 
 
 def _digest(corpus: Sequence[Row]) -> str:
