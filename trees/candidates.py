@@ -78,7 +78,7 @@ def length_classes(contexts: Contexts, table: LatencyTable, nodes: int) -> tuple
     reserve = min(nodes + 1, max(rows for slots in table.slots for rows in table.rows(slots))) + 1
     tokens_N = contexts.steps_N.astype(np.int64) * LENGTH_STEP
     room = np.array(table.slots) - reserve
-    tokens_N[contexts.steps_N == 0] = room[-1]
+    tokens_N[contexts.steps_N == 0] = max(int(room[-1]), 1)
     place_N = np.searchsorted(room, tokens_N)
     fitting = int(contexts.counts_N[place_N < len(room)].sum())
     if not fitting:

@@ -84,6 +84,8 @@ def make_plan(
     Raises:
         TreeError: nothing was counted, or no gear meets the limits.
     """
+    if sampled is not None and not (calibration.contexts.total and sampled.contexts.total):
+        calibration, sampled = sampled if sampled.contexts.total else calibration, None
     both = _together(calibration, sampled)
     counted, heldout = both.part("counted"), both.part("heldout")
     _check(counted, limits, *((calibration, sampled) if sampled else (calibration,)))

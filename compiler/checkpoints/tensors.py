@@ -55,10 +55,11 @@ def open_stored(path: Path, drafter: str) -> DrafterTensors:
 def _stored(path: Path, drafter: str) -> DrafterTensors:
     if path.is_file() and path.suffix in (".safetensors", ".bin", ".pt"):
         return DrafterTensors(path.parent, path, (path,), *open_tensors(path))
-    for name in _FILES:
+    sharded = (path / "model.safetensors.index.json").is_file()
+    for name in _FILES[:1] if sharded else _FILES:  # as in transformers, shards come before a torch file
         if (path / name).is_file():
             return DrafterTensors(path, path / name, (path / name,), *open_tensors(path / name))
-    if not (path / "model.safetensors.index.json").is_file():
+    if not sharded:
         expected = f"a folder with {' or '.join(_FILES)}, or shards of safetensors"
         if any(path.glob("pytorch_model-*.bin")):
             expected += "; shards of torch files are not read: save them as one"

@@ -15,6 +15,7 @@ from draftwood.compiler.device.table import DraftCost, modelled_table
 from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
 from draftwood.compiler.drafters.fasteagle.cost import FastEagleCost
 from draftwood.compiler.drafters.medusa.cost import MedusaCost
+from draftwood.compiler.drafters.medusa.network import MedusaConfig
 from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import RequestError
@@ -106,6 +107,8 @@ def test_medusa_heads_stream_their_matrices() -> None:
     ((shape, own),) = drafts(MedusaCost(levels=5)).items()
     ((_, tied),) = drafts(MedusaCost(levels=5, tied=True)).items()
     assert shape == (5, 16)
+    (cut,) = drafts(MedusaCost.of_config(MedusaConfig(5, 1, False, vocabulary=8000))).values()
+    assert weights(cut) == 5 * (H * H + H * 8000)
     assert weights(own) == 5 * (H * H + H * V) and weights(tied) == 5 * H * H + H * V
 
 

@@ -125,6 +125,15 @@ def test_a_header_that_lies_is_refused_in_one_line(
         ({"llama.rope.scaling.type": "longrope"}, "expected none, linear or yarn"),
         ({"llama.rope.scaling.attn_factor": 2.0}, "llama.rope.scaling.attn_factor is 2.0"),
         ({"llama.rope.scaling.alpha": 2.0}, "llama.rope.scaling.alpha is 2.0"),
+        (
+            {
+                "llama.attention.sliding_window": 64,
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.original_context_length": 32,
+            },
+            "expected none with a sliding window",
+        ),
         ({"tokenizer.ggml.padding_token_id": 1 << 30}, "expected an id below"),
         ({"llama.expert_count": 4}, "llama.expert_count is 4"),
     ],

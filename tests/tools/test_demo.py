@@ -119,3 +119,28 @@ def test_the_drafters_that_are_shipped_are_smollm2s(tmp_path: Path, kind: str) -
     assert kind == "medusa" or len(drafter.checkpoint.ids) == 8192
     assert sum(path.stat().st_size for path in folder.iterdir()) < 12_000_000
     assert (folder == language_model.DRAFTER) == (kind == "eagle3")
+
+
+@pytest.mark.parametrize("command", ["bench", "chat", "check", "run", "tune"])
+def test_commands_take_the_demos_bundle(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = [command, "demo", *(["--prompt", "Hello"] if command == "run" else [])]
+    assert main(words) == 2
+    assert capsys.readouterr().err == (
+        "draftwood: error: demo: not built yet by this version; draftwood demo builds it, in two minutes\n"
+    )
+
+
+def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A container may run as a user that it does not know."""
+
+    def nowhere() -> Path:
+        raise OSError("this user has no home")
+
+    monkeypatch.setattr(demo, "cache_home", nowhere)
+    assert main(["tune", "demo"]) == 2
+    assert capsys.readouterr().err == (
+        "draftwood: error: demo: its bundle is in the user's cache, but this user has no home; set XDG_CACHE_HOME\n"
+    )

@@ -114,6 +114,15 @@ def test_only_chains_are_counted_where_no_other_tree_can_be_built(
     assert rows.endswith(",6") if candidates == 1 else rows.endswith(",16")
 
 
+@pytest.mark.parametrize(("most", "sizes"), [(1, "1"), (2, "1,2"), (6, "1,2,4,6"), (8, "1,2,4,8")])
+def test_launches_of_every_size_that_is_built_are_timed(
+    tiny_teacher: Path, tiny_heads: Path, tmp_path: Path, most: int, sizes: str
+) -> None:
+    words = (tiny_teacher, "--drafter", tiny_heads, "--precision", "exact", "--batch-size", most)
+    times = next(stage.words for stage in stages_for(tmp_path, *words) if stage.name == "times")
+    assert times[times.index("--batch-size") + 1] == sizes
+
+
 def test_four_bits_for_a_device_are_modelled_so_and_judged_on_this_machine(
     save_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -128,6 +137,23 @@ def test_four_bits_for_a_device_are_modelled_so_and_judged_on_this_machine(
     assert one[(at := one.index("--target")) : at + 2] == ("--target", "ge") and "--target" not in other
     assert {"nbits-head", "lookup:chain:3,lookup:chain:7"} <= set(one) & set(other)
     assert found["check"][1] == str(tmp_path / "b") and found["bench"][1] == found["tune"][1] == str(tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    ("texts", "trees"), [(1, "lookup:chain:3,lookup:chain:7"), (2, "lookup:chain:3"), (4, "plain")]
+)
+def test_trees_of_four_bits_are_as_small_as_several_sequences_ask_for(
+    save_tiny: Callable[..., Path], tmp_path: Path, texts: int, trees: str
+) -> None:
+    """The NPU's kernel gives equal bits up to eight rows a launch here, all its sequences together."""
+    (tmp_path / "wide").mkdir()
+    save_tiny(tmp_path / "wide", hidden_size=128, intermediate_size=256, num_key_value_heads=2)
+    save_packed(tmp_path / "wide", tmp_path / "four", "awq", group=64)
+    words = (tmp_path / "four", "--precision", "nbits-head", "--device", "ascend-910b3", "--batch-size")
+    build = stages_for(tmp_path, *words, texts)[0].words
+    assert build[build.index("--tree") + 1] == trees
+    with pytest.raises(RequestError, match=r"--batch-size 16: .* beyond 8 rows a launch; expected 1 to 8"):
+        stages_for(tmp_path, *words, 16)
 
 
 # The stand-ins' measurements, by precision: ms of a step; tokens a second with speculation, nothing if it fails.
@@ -232,6 +258,26 @@ def test_the_best_precision_is_the_fastest_that_costs_little(
     assert again == report and ran == [*fails, chosen]
     assert main(["make", *("512" if word == 256 else str(word) for word in line)]) == 2
     assert "exists already, and --kv: asked otherwise" in capsys.readouterr().err
+
+
+def test_precisions_that_fit_and_cost_too_much_are_named(
+    tiny_teacher: Path,
+    prompts: Path,
+    tmp_path: Path,
+    ran: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(needs, "fitting", lambda teacher: {"nbits": 1, "w8a8": 2})
+    for name in ("nbits", "w8a8"):
+        monkeypatch.setitem(COSTS, name, (0.05, 0.9))
+    line = ("make", tiny_teacher, "--prompts", prompts, "--kv", 256, "--out", tmp_path / "b")
+    assert main([*map(str, line)]) == 2 and ran == []
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(
+        "--precision best: perplexity rises by more than 3% with each of nbits, w8a8, which fit here; name one of them"
+        " with --precision to take it all the same"
+    )
 
 
 @pytest.mark.parametrize(("row", "own"), [({"question": "the cat sat " * 4}, True), ({"prompt": "a"}, False)])

@@ -229,3 +229,18 @@ def test_text_of_which_all_is_held_out_gives_no_prior(kind: str) -> None:
     greedy, sampled = (heldout, counted) if kind == "greedy" else (counted, heldout)
     with pytest.raises(TreeError, match=f"all 3 contexts of {kind} text are held out; calibrate on more text"):
         make_plan(greedy, Limits(3), sampled=sampled)
+
+
+@pytest.mark.parametrize("empty", ["greedy", "sampled"])
+def test_text_of_which_nothing_was_counted_gives_no_prior(empty: str) -> None:
+    """The plan is that of the other text alone."""
+    counted = calibrated({(0, 0): 4, (1,): 2})
+    parts = (Calibration(), counted) if empty == "greedy" else (counted, Calibration())
+    assert make_plan(parts[0], Limits(3), sampled=parts[1]) == make_plan(counted, Limits(3))
+
+
+@pytest.mark.parametrize("facts", [{}, {"context": 5}])
+def test_no_context_fits_where_the_table_ends_before_the_tree(facts: dict[str, int]) -> None:
+    counted = calibrated({(0, 0): 4}, **facts)
+    with pytest.raises(TreeError, match="no context fits the latency table: it goes up to KV length 16"):
+        make_plan(counted, Limits(15), table({(1, 16): 1.0, (16, 16): 1.5}))

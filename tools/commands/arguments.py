@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from draftwood.errors import RequestError
 from draftwood.files import json_of, read_text
 from draftwood.manifest import read_manifest
+from draftwood.tools import demo
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
@@ -37,6 +38,11 @@ _OPENING: dict[str, dict[str, Any]] = {
     },
     "fallback": {"action": "store_true", "help": "if the engine does not run, take one that does, and say so"},
 }
+
+
+def add_bundle_argument(parser: argparse.ArgumentParser) -> None:
+    """The bundle that a command opens, as a path; ``demo`` is the one that ``draftwood demo`` built last."""
+    parser.add_argument("bundle", type=demo.bundle, metavar="BUNDLE", help="a folder, or demo")
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser, *names: str) -> None:

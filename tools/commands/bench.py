@@ -10,6 +10,7 @@ from typing import Any
 from draftwood.errors import RequestError
 from draftwood.files import json_text
 from draftwood.tools.commands.arguments import (
+    add_bundle_argument,
     add_opening_arguments,
     add_policy_argument,
     opening_of,
@@ -21,7 +22,7 @@ WAYS = ("plain", "speculative")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    add_bundle_argument(parser)
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: the built-in prompts")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 decodes greedily (default)")

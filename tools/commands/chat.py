@@ -11,6 +11,7 @@ from draftwood.errors import RequestError
 from draftwood.manifest import read_manifest
 from draftwood.runtime.reasoning import Reasoning, begins_in, form_of
 from draftwood.tools.commands.arguments import (
+    add_bundle_argument,
     add_decoding_arguments,
     add_opening_arguments,
     decoding_options,
@@ -30,7 +31,7 @@ HELP = "/new begins anew, /plain switches drafts off and on, /quit or Ctrl-D end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", help="a folder, or demo")
+    add_bundle_argument(parser)
     add_decoding_arguments(parser, "temperature")
     parser.add_argument(
         "--max-new-tokens", type=int, metavar="N", help="of an answer (default: as many as the context has room for)"
@@ -41,18 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     import draftwood
     from draftwood.threads import share_threads
-    from draftwood.tools import demo
 
     share_threads()
     show_openings()
-    folder = demo.bundle(args.bundle)
-    manifest = read_manifest(folder)
+    manifest = read_manifest(args.bundle)
     if not manifest.tokenizer:  # said before its graphs are opened
-        raise RequestError(f"{folder}: has no tokenizer; draftwood run continues token ids")
-    with draftwood.open(folder, opening_of(args)) as model:
+        raise RequestError(f"{args.bundle}: has no tokenizer; draftwood run continues token ids")
+    with draftwood.open(args.bundle, opening_of(args)) as model:
         tokenizer = model.bundle.tokenizer
         if tokenizer is None or not tokenizer.has_chat:
-            raise RequestError(f"{folder}: has no chat template; draftwood run continues a text")
+            raise RequestError(f"{args.bundle}: has no chat template; draftwood run continues a text")
         if args.max_new_tokens is None:
             args.max_new_tokens = manifest.dims.context
         Dialogue(model, decoding_options(args)).run()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.files import json_text
+from draftwood.tools.commands.arguments import add_bundle_argument
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from draftwood.runtime.engines.registry import engines
 
     compared = [name for name, kind in engines().items() if kind.compared]
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    add_bundle_argument(parser)
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: two)')
     parser.add_argument(
         "--teacher",

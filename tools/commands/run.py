@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from draftwood.files import json_text
 from draftwood.tools.commands.arguments import (
+    add_bundle_argument,
     add_decoding_arguments,
     add_opening_arguments,
     add_policy_argument,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    add_bundle_argument(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue, as it stands")
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids to continue")

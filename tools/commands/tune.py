@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from draftwood.tools.commands.arguments import add_opening_arguments, opening_of
+from draftwood.tools.commands.arguments import add_bundle_argument, add_opening_arguments, opening_of
 
 # So long all gears together are timed; and as long again for every number of texts that share a launch.
 SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    add_bundle_argument(parser)
     add_opening_arguments(parser, "threads")
 
 

@@ -46,7 +46,10 @@ def bundle(name: str) -> Path:
     """
     if name != NAME or Path(NAME).is_dir():
         return Path(name)
-    bundles = [path.parent for path in (cache_home() / "draftwood").glob(f"{KEPT}-*/manifest.json")]
+    try:
+        bundles = [path.parent for path in (cache_home() / "draftwood").glob(f"{KEPT}-*/manifest.json")]
+    except OSError as error:  # no home
+        raise RequestError(f"{NAME}: its bundle is in the user's cache, but {error}; set XDG_CACHE_HOME") from error
     for folder in sorted(bundles, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(BundleError):  # of another version, or damaged
             read_manifest(folder)

@@ -89,7 +89,12 @@ def best(args: argparse.Namespace, work: Path, given: MadeFrom) -> tuple[Path, d
     sizes = fitting(teacher)
     measured = _measured(args, work, given, sizes) if len(sizes) > 1 else {name: Measured((), None) for name in sizes}
     tried: dict[TeacherForm, dict[str, Any]] = {}
-    for name in ranking(measured):
+    if not (ranked := ranking(measured)):
+        raise StageError(
+            f"--precision best: perplexity rises by more than {LIMIT:.0%} with each of {', '.join(sizes)}, which fit"
+            " here; name one of them with --precision to take it all the same"
+        )
+    for name in ranked:
         tried[TeacherForm(name)] = _tried(args, work, given, TeacherForm(name))
         if tried[TeacherForm(name)]["ok"]:
             break

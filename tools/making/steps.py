@@ -27,7 +27,7 @@ def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     if args.drafter:
         yield from _planning(args, work)
         specs.insert(0, f"plan:{work / PLAN}")
-    tree = ",".join(specs)
+    tree = ",".join(specs) or "plain"
     trees, here = ("--tree", tree, "--kv", args.kv, *_texts(args)), args.out
     why = "freezes teacher, drafter and trees"
     if args.device and args.precision.startswith("nbits"):
@@ -84,7 +84,8 @@ def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
         words = ("profile", *modelled, "--device", args.device, "--out", str(latency))
         yield Stage("times", words, latency, f"models steps on {args.device}")
     else:
-        sizes = ",".join(str(1 << power) for power in range(args.batch_size.bit_length()))
+        powers = {1 << power for power in range(args.batch_size.bit_length())}
+        sizes = ",".join(map(str, sorted(powers | {args.batch_size})))
         rows = CHAIN_ROWS if chains else ROWS
         words = ("profile", str(first), "--rows", rows, "--batch-size", sizes, "--out", str(latency))
         yield Stage("times", words, latency, "times steps of so many rows here")
@@ -113,7 +114,8 @@ def _precision(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _most_rows(args: argparse.Namespace) -> int:
-    """Rows of a tree at most: an NPU's kernel gives rows the same bits up to an eighth of a group of packed weights."""
+    """Rows of a tree at most: an NPU's kernel gives rows of a launch the same bits up to an eighth of a group of packed
+    weights."""
     if not args.device or not args.precision.startswith("nbits"):
         return max(LOOKUPS)
     from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -122,7 +124,13 @@ def _most_rows(args: argparse.Namespace) -> int:
     from draftwood.tools.demo import resolve
 
     config = in_precision(Checkpoint.open(resolve(args.model)), "nbits", npu=True).config
-    return min(most_rows(layer.group) for layer in config.packed if layer.group)
+    most = min(most_rows(layer.group) for layer in config.packed if layer.group)
+    if args.batch_size > most:
+        raise RequestError(
+            f"--batch-size {args.batch_size}: the NPU's kernel for weights in four bits gives other texts beyond {most}"
+            f" rows a launch; expected 1 to {most}"
+        )
+    return most // args.batch_size
 
 
 def _counting_tree(args: argparse.Namespace, candidates: int) -> str:

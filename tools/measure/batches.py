@@ -106,8 +106,13 @@ def bench_batches(
     rounds: list[tuple[list[PlainTurn], dict[str, Pass]]] = []
     decoded = _alone(ways[PLAIN], prompts, options)
     for number, turns in enumerate(_shares(len(prompts), len(prompts) // (texts * TURNS_A_PLACE))):
-        if not (group := list(islice(decoded, turns))):
-            break  # prompts that have no room were left out
+        group = list(islice(decoded, turns))
+        if len(group) < texts:  # prompts that have no room were left out
+            if rounds:
+                break
+            raise RequestError(
+                f"--batch-size {texts}: only {len(group)} of the prompts have room; name more, or shorter ones"
+            )
         if not number:  # warms up
             side_by_side(ways, group, options, texts)
         passes = side_by_side(ways, group, options, texts, number)

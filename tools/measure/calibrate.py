@@ -106,7 +106,7 @@ def count_traffic(
     for prompt, ids in turn_prompts(engine, prompts, answers):
         text = decode(way, ids, options)
         answers[prompt.conversation] = text.result.token_ids
-        name = _turn_name(engine.bundle, prompt, options)
+        name = _turn_name(engine.bundle, prompt, ids, options)
         if name not in calibration.sources:
             for event in (event for event in text.trace.events if event.kind == "verify"):
                 calibration.add(
@@ -120,14 +120,15 @@ def count_traffic(
         yield prompt, text.result
 
 
-def _turn_name(bundle: Bundle, prompt: Prompt, options: Options) -> str:
-    """Stands for all that decides a turn's steps."""
+def _turn_name(bundle: Bundle, prompt: Prompt, ids: Sequence[int], options: Options) -> str:
+    """Stands for all that decides a turn's steps: ``ids`` hold the conversation so far."""
     drafter = bundle.manifest.drafter.digest if bundle.manifest.drafter else ""
     trees = [
         (tree.name, bundle.manifest.files[tree.file].sha256 if tree.file else None) for tree in bundle.manifest.trees
     ]
-    content = f"{bundle.manifest.teacher.digest} {drafter} {trees} {options} {prompt}"
-    return f"traffic-{zlib.crc32(content.encode()):08x}"
+    teacher = bundle.manifest.teacher  # its digest is that of the files, whatever precision they were built in
+    content = f"{teacher.digest} {teacher.config} {drafter} {trees} {options} {prompt} {list(ids)}"
+    return f"traffic-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,9 +22,11 @@ class MedusaCost(DraftCost):
     blocks: int = 1
     tied: bool = False
     width: int = 16
+    # Tokens that can be proposed; None for the teacher's vocabulary.
+    vocabulary: int | None = None
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
-        H, V, heads = config.hidden, config.vocabulary, self.levels
+        H, V, heads = config.hidden, self.vocabulary or config.vocabulary, self.levels
         int8 = HEAD in config.quantised
         blocks = products("block", 1, H, H, int8, count=heads * self.blocks)
         blocks += [elementwise("silu and residual", H, 3, count=2 * heads * self.blocks)]
@@ -40,4 +42,4 @@ class MedusaCost(DraftCost):
 
     @classmethod
     def of_config(cls, config: MedusaConfig) -> MedusaCost:
-        return MedusaCost(levels=config.heads, blocks=config.blocks, tied=config.tied)
+        return MedusaCost(levels=config.heads, blocks=config.blocks, tied=config.tied, vocabulary=config.vocabulary)

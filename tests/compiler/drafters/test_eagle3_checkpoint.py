@@ -1,5 +1,6 @@
 """EAGLE-3 checkpoints: three layouts, two containers, and a linter that names the field that does not fit."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from draftwood.compiler.drafters.eagle3.model import Eagle3Model
 from draftwood.compiler.drafters.eagle3.network import Eagle3
@@ -278,6 +280,18 @@ def test_truncated_file_refused(make: Any, teacher: Checkpoint, tmp_path: Path, 
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:300])
     with pytest.raises(CheckpointError, match="not a whole"):
         Eagle3Model.open(tmp_path, teacher)
+
+
+def test_shards_come_before_a_torch_file(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
+    """As in transformers: a repository often keeps the file of an earlier version."""
+    save(make, tmp_path, "SafeAILab")
+    tensors = load_file(tmp_path / "model.safetensors")
+    torch.save({name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, tmp_path / "pytorch_model.bin")
+    shard = "model-00001-of-00001.safetensors"
+    (tmp_path / "model.safetensors").rename(tmp_path / shard)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors, shard)}))
+    opened = Eagle3Model.open(tmp_path, teacher).checkpoint
+    assert torch.equal(opened.weight("draft_head.weight"), tensors["lm_head.weight"])
 
 
 def test_nothing_there(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:

@@ -49,6 +49,20 @@ def test_what_was_chosen_is_told_for_every_number_of_texts(
     assert "3: chain-2-kv128 100 %" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("long", "turns"), [(3, 4), (7, None)])
+def test_prompts_without_room_are_left_out(engine: CpuEngine, long: int, turns: int | None) -> None:
+    """What is left may be too little for a last round, or for any."""
+    options = Options.of(max_new_tokens=4, ignore_eos=True)
+    ways = Policies(engine.bundle, "plain"), Policies(engine.bundle)
+    more = [*PROMPTS, *(replace(prompt, id=f"{prompt.id}-2", conversation=f"{prompt.id}-2") for prompt in PROMPTS[:2])]
+    cut = [replace(prompt, text="the cat sat on the mat " * 400) for prompt in more[-long:]]
+    if turns:
+        assert bench_batches(engine, [*more[:-long], *cut], options, *ways, 2)["turns"] == turns
+    else:
+        with pytest.raises(RequestError, match="--batch-size 2: only 1 of the prompts have room"):
+            bench_batches(engine, [*more[:-long], *cut], options, *ways, 2)
+
+
 def test_every_prompt_has_its_turn(engine: CpuEngine) -> None:
     """Also those that fill no round of their own."""
     options = Options.of(max_new_tokens=4, ignore_eos=True)

@@ -238,6 +238,15 @@ def test_unknown_contexts_are_passed_and_not_counted() -> None:
     assert list(visited({7: [None]})) == []
 
 
+def test_a_turn_counts_again_if_an_earlier_one_has_changed(prompts: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    """Its own text is the same, and what stands before it is not."""
+    stats = tmp_path / "stats.bin"
+    words = ["calibrate", str(tiny_bundle), "--prompts", str(prompts), "--max-new-tokens", "8", "--out", str(stats)]
+    assert main(words) == 0 and len(read_calibration(stats).sources) == 4
+    prompts.write_text(prompts.read_text().replace("the cat sat", "the hat sat"))
+    assert main(words) == 0 and len(read_calibration(stats).sources) == 6
+
+
 def test_a_bundle_counts_what_its_own_steps_accept(
     prompts: Path, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
