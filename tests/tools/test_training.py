@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.compiler.checkpoints.safetensors_file import write_tensors
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.losses import SHARPNESS, Distribution, HeadLoss, WrittenToken, drawn
 from draftwood.compiler.training.teacher import FrozenTeacher, training_device
 from draftwood.errors import RequestError
