@@ -617,7 +617,7 @@ def test_the_command_writes_texts_that_training_reads(teacher: Path, tmp_path: P
 def test_texts_are_written_side_by_side_as_their_caches_have_room(teacher: Path) -> None:
     """A teacher of openPangu-7B's sizes would else take 150 GB of a GPU."""
     small = Checkpoint.open(teacher).config
-    large = replace(small, layers=34, kv_heads=8, head_dim=128)
+    large = replace(small, layers=34, heads=32, kv_heads=8, head_dim=128)
     assert [texts_at_once(small, device, 160) for device in ("cpu", "cuda")] == [128, 2048]
     assert [texts_at_once(large, device, 160) for device in ("cpu", "cuda")] == [128, 256]
     assert texts_at_once(large, "cuda", 30_000) == 4
