@@ -149,7 +149,7 @@ def _bundles(rows: list[Row]) -> Table:
 
 def _accept_length(turns: list[ComparedTurn]) -> Interval:
     """Tokens a step; conversations are resampled, since steps of one resemble each other."""
-    conversations = gathered(turns, lambda turn: turn.key).values()
+    conversations = gathered(turns, lambda turn: (turn.key,)).values()
     accepted = [[n for turn in group for n in turn.figures["accepted"]] for group in conversations]
     return ratio([sum(steps) for steps in accepted], [len(steps) for steps in accepted])
 
