@@ -1,5 +1,6 @@
 """Comparisons of graphs and of texts: what fails is never hidden by what passes."""
 
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from draftwood.runtime.options import Options
+from draftwood.tools.commands.check import _table
 from draftwood.tools.comparison.compare import Comparison, worst
 from draftwood.tools.comparison.differences import explain
 
@@ -49,3 +51,8 @@ def test_only_tokens_that_the_teacher_nearly_drew_are_a_tie(
     found = explain(engine, "text", [1, 2], [9, tokens[0]], [9, tokens[1]], options, 1e-4)
     assert (found.position, found.tie) == (1, tie)
     assert not explain(engine, "text", [1, 2], [9, 3], [9], options, 1e-4).tie
+
+
+def test_the_table_shows_what_fails_and_the_largest_allowed_difference() -> None:
+    table = _table([asdict(one) for one in (compared(0.4, 0.1), compared(0.5, 0.6), compared(0.2, 0.3))])
+    assert table == {("allowed", "cpu"): {"logits": "6e-01"}, ("plain", "cpu"): {"logits": "4.0e-01 !"}}

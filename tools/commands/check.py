@@ -120,16 +120,17 @@ def _progress(what: str) -> None:
 
 
 def _table(comparisons: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[str, str]]:
-    """Cells by row and quantity: of every engine first the allowed differences, then the worst of each gear or
-    graph."""
+    """Cells by row and quantity: of every engine first the largest allowed differences, then the worst of each gear or
+    graph, one that fails before all others."""
     rows = dict[tuple[str, str], dict[str, str]]()
-    worst = dict[tuple[str, str, str], float]()
+    worst, allowed = dict[tuple[str, str, str], tuple[bool, float]](), dict[tuple[str, str], float]()
     for c in comparisons:
         name, graphs, quantity, share = c["gear"] or c["graph"], c["graphs"], c["quantity"], c["difference"]
-        rows.setdefault(("allowed", graphs), {})[quantity] = f"{c['tolerance']:.0e}"
+        allowed[graphs, quantity] = max(c["tolerance"], allowed.get((graphs, quantity), 0.0))
+        rows.setdefault(("allowed", graphs), {})[quantity] = f"{allowed[graphs, quantity]:.0e}"
         cells = rows.setdefault((name, graphs), {})
-        if share >= worst.get((name, graphs, quantity), 0.0):
-            worst[name, graphs, quantity] = share
+        if (not c["ok"], share) >= worst.get((name, graphs, quantity), (False, 0.0)):
+            worst[name, graphs, quantity] = not c["ok"], share
             cells[quantity] = f"{share:.1e}{'' if c['ok'] else ' !'}"
     return rows
 
