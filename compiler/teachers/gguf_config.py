@@ -150,8 +150,8 @@ def description(header: Header, rope_factors: torch.Tensor | None) -> dict[str, 
         keys.fail("rope.scaling.type", f"none with {ROPE_FACTORS}")
     if scaling := scaling or _llama3(header, head_dim, described["rope_theta"], rope_factors):
         described["rope_scaling"] = scaling
-    if keys.get("attention.sliding_window") and described.get("rope_scaling", {}).get("rope_type") == "yarn":
-        keys.fail("rope.scaling.type", "none with a sliding window, which ends before the context that yarn reaches")
+        if scaling["rope_type"] == "yarn" and keys.get("attention.sliding_window"):
+            keys.fail("rope.scaling.type", "none with a sliding window, which ends before yarn's context")
     if architecture == "glm4":
         described["partial_rotary_factor"] = keys.whole("rope.dimension_count") / max(head_dim, 1)
     return described | (_experts(keys, title, experts) if experts else {})

@@ -32,13 +32,14 @@ def check_graph(folder: Path, signature: GraphSignature, weights: str | None, by
     """
     path = folder / signature.file
     try:
-        model = memoryview(read_regular(path, _MOST_BYTES))
+        data = read_regular(path, _MOST_BYTES)
+        model = memoryview(data)
         graph = bytes_of(_one(model, _GRAPH) or 0)
         parts = [(number, value) for number, value in fields(graph) if number in (_INITIALIZER, _INPUT, _OUTPUT)]
         real = {of: dict(_end(bytes_of(v)) for number, v in parts if number == of) for of in (_INPUT, _OUTPUT)}
         outside = [_outside(bytes_of(value)) for number, value in parts if number == _INITIALIZER]
         # Those of nodes, of inner graphs or of a second graph would not be looked at.
-        if bytes(model).count(b"location") != sum("location" in entries for entries in outside):
+        if data.count(b"location") != sum("location" in entries for entries in outside):
             raise ValueError("tensors that lie outside, besides the graph's own")
         layouts = [span for entries in outside for span in _layouts(entries)]
     except (OSError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -56,6 +57,10 @@ class Opened:
             return Policies(bundle, "adaptive", times=self.times)
         return Policies(bundle, widest_gear(bundle) if name == "tree" else name)
 
+    def holds(self, ids: Sequence[int], new_tokens: int) -> bool:
+        """Whether the context has room for a prompt and its answer."""
+        return len(ids) + new_tokens <= self.engine.bundle.manifest.dims.context
+
     def ids(self, prompt: Prompt) -> list[int]:
         """A prompt, asked first of all, as the bundle reads it."""
         return Conversation(tokenizer_of(self.engine)).ask(prompt)
@@ -99,11 +104,10 @@ class Lab:
     def warming(self, name: str, options: Options) -> list[int]:
         """The ids of the first prompt that a bundle holds with its answer; RequestError if there is none."""
         opened = self.opened(name)
-        context = opened.engine.bundle.manifest.dims.context
         for prompt in self.prompts:
-            if len(ids := opened.ids(prompt)) + options.max_new_tokens <= context:
+            if opened.holds(ids := opened.ids(prompt), options.max_new_tokens):
                 return ids
-        raise RequestError(f"--bundle {name}: holds no prompt with its answer, {context} tokens; give shorter prompts")
+        raise RequestError(f"--bundle {name}: holds no prompt with its answer; give shorter prompts")
 
     def enters(self, *place: object) -> bool:
         """Whether it is another place than that of the last task, so that its ways have to be warmed up: other work

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -130,6 +130,14 @@ def explain(
         tolerance=allowed,
         tie=max(short) <= allowed,
     )
+
+
+def explained(
+    engine: Engine, ids: Sequence[int], plain: Sequence[int], other: Sequence[int], options: Options
+) -> dict[str, Any]:
+    """``explain`` by the noise of the plain text itself, as JSON has it."""
+    noise = logit_noise(engine, [*ids, *plain])
+    return asdict(explain(engine, "", ids, plain, other, options, noise))
 
 
 def told(difference: Mapping[str, Any]) -> str:

@@ -23,7 +23,8 @@ COUNTED, JUDGING, PLAN = "counted.jsonl", "judging.jsonl", "plan.json"
 
 def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     """The command lines, in order."""
-    specs = [spec for rows, spec in LOOKUPS.items() if (LONG_ROWS if args.drafter else 1) <= rows <= _most_rows(args)]
+    fewest, most = LONG_ROWS if args.drafter else 1, _most_rows(args)
+    specs = [spec for rows, spec in LOOKUPS.items() if fewest <= rows <= most]
     if args.drafter:
         yield from _planning(args, work)
         specs.insert(0, f"plan:{work / PLAN}")

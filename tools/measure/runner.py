@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.options import Options
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.trace import Trace
-from draftwood.tools.comparison.differences import explain, logit_noise
+from draftwood.tools.comparison.differences import explained
 from draftwood.tools.measure.prefilled import Prefilled
 
 PLAIN = "plain"
@@ -97,9 +97,7 @@ def measure(
         if other is not None:
             engine = ways[name].engine
             engine = engine.wrapped if isinstance(engine, Prefilled) else engine
-            noise = logit_noise(engine, [*ids, *plain.token_ids])
-            difference = explain(engine, "", ids, plain.token_ids, other.token_ids, options, noise)
-            report[name]["difference"] = asdict(difference)
+            report[name]["difference"] = explained(engine, ids, plain.token_ids, other.token_ids, options)
     return report, plain
 
 

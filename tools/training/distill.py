@@ -251,7 +251,8 @@ def distill(
 
 def texts_at_once(config: TeacherConfig, device: str, new_tokens: int) -> int:
     """A power of two, by the teacher alone and not by the free memory, so that another machine goes on with a run."""
-    text = 2 * config.layers * config.kv_heads * config.head_dim * (LONGEST_PROMPT + max(new_tokens, 1)) * 2
+    token = 2 * sum(rows.elements() for rows in config.buffers)  # of a half type
+    text = token * (LONGEST_PROMPT + max(new_tokens, 1))
     return min(MOST_TEXTS[device], 1 << max(0, (CACHE_BYTES // text).bit_length() - 1))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -18,7 +18,7 @@ from draftwood.tools.benchmarks.open_bundles import Lab
 from draftwood.tools.benchmarks.peers import PEERS, Generate, compiled_with
 from draftwood.tools.benchmarks.section import Block, Row, Section, Table, Task, grouped
 from draftwood.tools.benchmarks.suite import SectionSettings, Suite
-from draftwood.tools.comparison.differences import agreement, explain, logit_noise
+from draftwood.tools.comparison.differences import agreement, explained
 from draftwood.tools.measure.conversations import by_conversation
 from draftwood.tools.measure.runner import Way, decode, in_turns
 from draftwood.tools.measure.spread import Interval, ratio
@@ -70,9 +70,7 @@ def measure(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any]:
     Ours are compared with plain decoding of the same bundle, a peer with that of the first.
     """
     ids, ways = _ids(task, ask, lab), _ways(task, ask, lab)
-    if len(ids) + ask.max_new_tokens > min(
-        lab.opened(name).engine.bundle.manifest.dims.context for name in ask.bundles
-    ):
+    if not all(lab.opened(name).holds(ids, ask.max_new_tokens) for name in ask.bundles):
         lab.say(f"prompt {task.at['prompt']}: left out: {len(ids)} tokens and an answer pass the context of a bundle")
         return {"prompt_tokens": len(ids), "programs": {}, "missing": {}, "compiled": ""}
     takers = {
@@ -105,9 +103,8 @@ def _equality(
     if other is None:
         return {"equal": True}
     engine = lab.opened(name.removeprefix(f"{OURS} ").rpartition(" ")[0]).engine
-    noise = logit_noise(engine, [*ids, *base])
     options = lab.options(ask, task.at["temperature"], ignore_eos=False)
-    return {"equal": False, "difference": asdict(explain(engine, "", ids, base, other, options, noise))}
+    return {"equal": False, "difference": explained(engine, ids, base, other, options)}
 
 
 def _plain(name: str) -> bool:

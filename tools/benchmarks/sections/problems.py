@@ -48,7 +48,7 @@ def measure_problem(task: Task, ask: SectionSettings, lab: Lab) -> dict[str, Any
     ways, opened = _ways(task, ask, lab), lab.opened(task.at["bundle"])
     problem = next(prompt for prompt in lab.prompts if prompt.id == task.at["problem"])
     options, ids = lab.options(ask, task.at["temperature"], ignore_eos=False), opened.ids(problem)
-    if len(ids) + options.max_new_tokens > opened.engine.bundle.manifest.dims.context:
+    if not opened.holds(ids, options.max_new_tokens):
         lab.say(f"problem {problem.id}: left out: {len(ids)} tokens and an answer pass the context of a bundle")
         return {"ways": {}, "source": problem.source}
     by_way, plain = measure(ways, ids, options, ask.rounds, len(ids))
